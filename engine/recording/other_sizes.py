@@ -56,15 +56,15 @@ class OtherSizes:
 
     Args:
         numbers: returns the integer attributes of modules, by module and name.
-        caught_new_error: whether the last run caught an error where no run before did.
+        leads_further: whether the last run is to be kept, whatever it computed.
     """
 
     def __init__(
         self,
         numbers: Callable[[], Mapping[tuple[str, str], int]] = dict,
-        caught_new_error: Callable[[], bool] = lambda: False,
+        leads_further: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._caught_new_error = caught_new_error
+        self._leads_further = leads_further
         self.rejections = Rejections(numbers)
         self._inputs: list[tuple[int, ...]] = []
         self.varying: set[tuple[int, tuple[str, int]]] = set()
@@ -335,7 +335,7 @@ class OtherSizes:
         self._accepted.add(self._changed)
         self._rounds.compare(nodes)
         steps = steps_of(nodes)
-        new = kept or bool(steps - self._steps) or self._caught_new_error()
+        new = kept or bool(steps - self._steps) or self._leads_further()
         for call, node in calls_by_place(nodes).items():
             earlier_node = self._calls.get(call)
             if earlier_node is not None:

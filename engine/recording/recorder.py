@@ -67,8 +67,8 @@ class Recorder(Versions, TorchDispatchMode):
 
     # ------------------------------------------------------------------ a run
 
-    def _caught_new_error(self) -> bool:
-        return self.coverage.caught_new_error
+    def leads_further(self) -> bool:  # noqa: D102 -- as in the base class
+        return self.coverage.caught_new_error or self.coverage.opened_branches
 
     def _forget(self) -> None:
         super()._forget()

@@ -49,9 +49,10 @@ class Tape:
         self._weights: set[tuple[str, str]] = set()
         self._stored: dict[str, Value] = {}
         self.notes: list[str] = []
-        self.others = OtherSizes(self._integers, self._caught_new_error)
+        self.others = OtherSizes(self._integers, self.leads_further)
 
-    def _caught_new_error(self) -> bool:
+    def leads_further(self) -> bool:
+        """Whether the last run was the first to come by code that did not run, or caught a new error."""
         return False
 
     def _integers(self) -> dict[tuple[str, str], int]:

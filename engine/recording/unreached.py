@@ -249,7 +249,7 @@ class _UntakenBranches:
             self._reshaped_to_literals(branch)
             | branch.passed_through()
             | branch.branch.measured
-            | (used - branch.passed_on(elsewhere=not self._is_opened_by_size(branch)))
+            | (used - branch.passed_on())
             | self._variables_of_other_calls(branch, values_read)
         )
 
@@ -322,14 +322,10 @@ class _UntakenBranches:
         others = self._open.get((branch.code, branch.owner), ())
         return any(other.branch.contains(node) for other in others if other is not branch)
 
-    def _is_opened_by_size(self, branch: UntakenBranch) -> bool:
-        """Whether a branch would be settled if no sizes decided otherwise for other inputs."""
-        return self._is_fixed_by_code(branch, at_all_sizes=False)
-
-    def _is_fixed_by_code(self, branch: UntakenBranch, types_agree: bool = False, at_all_sizes: bool = True) -> bool:
+    def _is_fixed_by_code(self, branch: UntakenBranch, types_agree: bool = False) -> bool:
         """Whether the code fixes a condition; ``types_agree``: if all that ops compute is of one type in every call."""
         elsewhere = branch.code.co_filename not in self._files  # there sizes alone decide, and of no enclosing variable
-        if elsewhere and (branch.code.co_freevars or not at_all_sizes):
+        if elsewhere and branch.code.co_freevars:
             return True
         module, names = self._runs.modules[branch.owner], set[str]() if elsewhere else branch.arguments()
         if branch.code in self._runs.of_entries:
@@ -344,8 +340,6 @@ class _UntakenBranches:
             return branch.types.are_computed(variable) and (types_agree or not self._types_matter)
 
         free = self._undeclared(branch, names)
-        if not at_all_sizes:
-            return branch.is_fixed(free, never_changed, never_reassigned, computed=computed)
         may_run = functools.partial(self._may_run, branch)
         return branch.is_fixed(free, never_changed, never_reassigned, self._runs.sized, may_run, computed)
 

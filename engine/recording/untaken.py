@@ -16,7 +16,7 @@ from engine.recording.dataflow import Dataflow
 from engine.recording.held_types import HeldTypes
 from engine.recording.indexed_reads import IndexedReads
 from engine.recording.mentioned_modules import modules_in
-from engine.recording.model_code import code_of, methods_of
+from engine.recording.model_code import methods_of
 from engine.recording.skipped_code import effects_of_skipping, is_in_loop
 from engine.source.bindings import bindings
 from engine.source.branches import RESULT, Branch
@@ -256,30 +256,18 @@ class UntakenBranch:
         reads = IndexedReads(self.branch.syntax, self._tests(), self._recorded_values, self._dataflow)
         return reads.beside_channels()
 
-    def passed_on(self, elsewhere: bool) -> set[str]:
-        """Return the variables that it passes only to modules that ran, or to hooks.
-
-        Args:
-            elsewhere: whether to methods and functions of other files as well, which notes name.
-        """
+    def passed_on(self) -> set[str]:
+        """Return the variables that it passes only to modules that ran, or to hooks."""
         passed: list[ast.expr] = []
         for call in self._calls():
             arguments = [
                 a.value if isinstance(a, ast.Starred) else a for a in (*call.args, *(k.value for k in call.keywords))
             ]
-            if any(map(self._is_module, (call.func, *arguments))) or (elsewhere and self._is_elsewhere(call.func)):
+            if any(map(self._is_module, (call.func, *arguments))):
                 passed += arguments
             if isinstance(call.func, ast.Attribute) and call.func.attr in ("register_hook", "retain_grad"):
                 passed.append(call.func.value)
         return names_read_only_by(self.branch.syntax, passed)
-
-    def _is_elsewhere(self, node: ast.expr) -> bool:
-        """Whether a function is a method of the module, or is defined in another file."""
-        if not isinstance(node, ast.Name):
-            return inspect.ismethod(self._attribute(node))
-        function = self._coverage.space.get(node.id)
-        code = None if function is None else code_of(function)
-        return function is not None and (code is None or code.co_filename != self.code.co_filename)
 
     def _calls(self) -> Iterator[ast.Call]:
         return (node for node in self.branch.syntax if isinstance(node, ast.Call))

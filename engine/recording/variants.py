@@ -118,7 +118,8 @@ class RecordedWay(NamedTuple):
         if mark is None:
             return False
         nodes, guards = recorder.since(mark)
-        if run_signature(nodes, recorder.left(mark)) == run_signature(self.nodes, self.outputs):
+        same = run_signature(nodes, recorder.left(mark)) == run_signature(self.nodes, self.outputs)
+        if same and not recorder.leads_further():
             recorder.others.repeat(self.nodes, nodes)
             recorder.drop(mark)
         else:
@@ -244,7 +245,7 @@ def record_data_decisions(
                 continue
             steps, guards = recorder.since(mark)
             remaining -= len(steps)
-            if (links := _links(steps)) <= seen:
+            if (links := _links(steps)) <= seen and not recorder.leads_further():
                 recorder.drop(mark)
                 fruitless[place] += 1
             else:

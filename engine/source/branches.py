@@ -17,6 +17,7 @@ from engine.source.function_text import syntax_of
 from engine.source.instructions import instructions, named_instructions, positions
 from engine.source.measured import names_measured
 from engine.source.skips import bodies_of_loops, other_side_of
+from engine.source.syntax import nodes_of
 
 __all__ = ["RESULT", "Branch", "FunctionBranches", "branches_of"]
 
@@ -182,6 +183,7 @@ class FunctionBranches:
     Attributes:
         branches: all that compute something.
         decided_on: branches by the line of the condition that decides whether they run.
+        decided_at: branches by the instruction that decides, where the line assigns variables before that.
         decided_late: branches whose variables are known only when the function returns.
         shared_lines: lines that hold the beginning of a branch as well as other code.
     """
@@ -209,8 +211,10 @@ class FunctionBranches:
         self.branches: list[Branch] = []
         self._of_conditions: list[Branch] = []
         self.decided_on: dict[int, list[Branch]] = {}
+        self.decided_at: dict[int, list[Branch]] = {}
         self.decided_late: list[Branch] = []
         self.shared_lines: set[int] = set()
+        self._stores = {(n.lineno, n.id) for n in nodes_of(tree, ast.Name) if isinstance(n.ctx, ast.Store)}
         self._index(self._nodes)
 
     def _index(self, nodes: Sequence[_Node]) -> None:
@@ -225,7 +229,11 @@ class FunctionBranches:
                 first = node.branch.nodes[0] if node.branch.is_interrupted else node.branch.test
                 test = self._offsets(*([] if first is None else [first]))
                 if test:
-                    self.decided_on.setdefault(lines[min(test)], []).append(node.branch)
+                    line = lines[min(test)]
+                    self.decided_on.setdefault(line, []).append(node.branch)
+                    if any((line, name) in self._stores for name in node.branch.names):
+                        self.decided_at.setdefault(max(test), []).append(node.branch)
+                        self.shared_lines.add(line)
                 if not test or node.branch.assigned or isinstance(node.branch.test, ast.stmt):
                     self.decided_late.append(node.branch)
                 self._share_line(node.branch, lines)

@@ -103,6 +103,7 @@ class CoverageTracer:
         called: frames' globals, and the class of the first argument, of all functions that ran, by their code.
         cut_off: code of functions that an error ended which another function caught.
         caught_new_error: whether the last run caught an error where no run before did.
+        opened_branches: whether the last run was the first to come by code that did not run, and that reads something.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class CoverageTracer:
         self._this_run: dict[tuple[CodeType, str], FunctionCoverage] = {}
         self._is_watching, self._pauses = False, 0
         self.called: dict[CodeType, tuple[Mapping[str, Any], type | None]] = {}
-        self.cut_off, self.caught_new_error = set[CodeType](), False
+        self.cut_off, self.caught_new_error, self.opened_branches = set[CodeType](), False, False
         self._errors, self._errors_of_run = set[tuple[CodeType, int]](), set[tuple[CodeType, int]]()
         self._cut_off_in_run = set[CodeType]()
         self._first_run: list[tuple[FunctionBranches, set[int]]] = []  # offsets that ran for the first time
@@ -176,6 +177,7 @@ class CoverageTracer:
         self.cut_off |= self._cut_off_in_run
         for key, function in self._unread_in_run.items():
             self.unread.setdefault(key, function).merge(function)
+        self.opened_branches = any(map(self._opens_branches, self._this_run))
         for key, coverage in self._this_run.items():
             before = self.functions[key].ran if key in self.functions else frozenset()
             self._first_run.append((coverage.function, coverage.ran - before))
@@ -183,6 +185,11 @@ class CoverageTracer:
                 self.functions[key].merge(coverage)
             else:
                 self.functions[key] = coverage
+
+    def _opens_branches(self, key: tuple[CodeType, str]) -> bool:
+        coverage, before = self._this_run[key], self.functions[key].seen if key in self.functions else {}
+        new = [branch for branch in coverage.seen.keys() - before.keys() if coverage.ran.isdisjoint(branch.offsets)]
+        return any(not branch.computes_nothing and any(coverage.seen[branch].values()) for branch in new)
 
     def pause(self) -> None:
         """Stop tracing: the following calls are not the user's code."""
@@ -257,13 +264,8 @@ class CoverageTracer:
         coverage.omitted.update(fallbacks.values())
         if not (pending or fallbacks):
             return counts
-        ran, shared_lines, decided_on, last = (
-            coverage.ran,
-            function.shared_lines,
-            function.decided_on,
-            dict[str, list[Tensor]](),
-        )
-
+        ran, shared_lines, last = coverage.ran, function.shared_lines, dict[str, list[Tensor]]()
+        decided_on, decided_at = function.decided_on, function.decided_at
         assigning = [branch for branch in pending if branch.assigned and branch.span[0]]
         skips, line = SkipWatch(pending, ran), 0
 
@@ -286,6 +288,8 @@ class CoverageTracer:
                     self._note_variables(coverage, frame, decided_on[line])
             elif event == "opcode":
                 ran.add(frame.f_lasti)
+                if frame.f_lasti in decided_at:
+                    self._note_variables(coverage, frame, decided_at[frame.f_lasti])
                 skips.step(frame.f_lasti, line, line)
             elif event == "exception":
                 self._note_error(arg[2])

@@ -21,7 +21,7 @@ _PREFIXES = (
     *("__init__", "__post_init__", "__setstate__", "__new__", "__deepcopy__", "_init", "init", "_reset", "reset_param"),
     *("_load", "load", "from_", "_from_", "convert", "_convert", "build", "_build", "make", "create", "_make"),
     *("_create", "half", "float", "double", "register", "_register", "fuse", "_apply", "apply", "set_input"),
-    *("test_", "copy_", "prune_intermediate", "reset_classifier", "set_window"),
+    *("test_", "copy_", "parse", "_parse", "prune_intermediate", "reset_classifier", "set_window"),
 )
 """Prefixes of the names of functions that build or convert a model."""
 
