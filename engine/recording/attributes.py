@@ -7,12 +7,12 @@ the program.
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
-from itertools import islice
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from torch import nn
 from engine.program.expressions import Apply, AttributeOf, Expr, Guard, evaluate, leaves
 from engine.program.graph import Node, Value
 from engine.recording.model_code import methods_of, user_classes, words_in
+from engine.recording.number_lists import is_list_of_numbers, other_lists
 from engine.source.integers import integers
 from engine.source.setup_code import functions_of, is_setup
 from engine.source.sizes import booleans_in
@@ -186,10 +187,13 @@ class Settings:
         compared = [guard for guard in guards if guard.decides]
         for group in self._by_name(int):
             names = {(a.owner, a.name) for a in group}
-            settings.append([(a, a.value + 1) for a in group])
+            settings += [[(a, a.value + 1) for a in group], [(a, a.value - 1) for a in group if a.value > 0]]
             limits = {n for guard in compared for n in _turning_points(guard, self._numbers, names)}
             limits |= {n for a in group for n in _layer_counts(a)}
-            settings += [[(a, n) for a in group] for n in sorted(limits - {group[0].value + 1})]
+            settings += [[(a, n) for a in group] for n in sorted(limits - {group[0].value + 1, group[0].value - 1})]
+        for group in (*self._by_name(list), *self._by_name(tuple)):
+            ways = itertools.zip_longest(*(other_lists(a.value) for a in group))
+            settings += [[(a, way) for a, way in zip(group, one, strict=True) if way is not None] for one in ways]
         for group in (*self._by_name(str), *self._by_name(Enum)):
             choices = dict.fromkeys(choice for a in group for choice in _choices(a))
             settings += [[(a, choice) for a in group if a.value != choice] for choice in choices]
@@ -214,7 +218,7 @@ class Settings:
         """
         settings, missing = self.others(guards), self.fixed()
         for setting in settings[:_MOST_SETTINGS]:
-            if not accepts(setting):
+            if not accepts(setting) and not any(is_list_of_numbers(value) for _, value in setting):
                 several = len({a.name for a, _ in setting}) > 1 and len(setting) <= _MOST_SETTINGS
                 missing += [a for a, value in setting if not (several and accepts([(a, value)]))]
         missing += [a for setting in settings[_MOST_SETTINGS:] for a, _ in setting]
@@ -269,7 +273,7 @@ def other_choices(value: Any, module: nn.Module, codes: Iterable[CodeType]) -> I
     yield from choices(value, module)
     if isinstance(value, str):
         words = dict.fromkeys(word for code in codes for word in words_in(code) if word != value)
-        yield from islice(words, _MOST_WORDS)
+        yield from itertools.islice(words, _MOST_WORDS)
         yield "another"
 
 

@@ -22,6 +22,7 @@ from engine.errors import InputError
 from engine.program.stored import HISTORY, PART, modules_of, parameters_of, stored_tensors
 from engine.recording.attributes import Attribute
 from engine.recording.model_code import code_of, module_namespaces
+from engine.recording.number_lists import is_list_of_numbers
 from engine.source.attribute_writes import EVERYTHING, written_attributes, written_by_modules
 from engine.source.coefficients import coefficients
 from engine.source.instructions import arguments_of
@@ -138,7 +139,7 @@ class MutableState:
         for name, value in vars(module).items():
             if name in _OF_EVERY_MODULE:
                 continue
-            if isinstance(value, _SETTABLE) and not self.declared(prefix + name):
+            if (isinstance(value, _SETTABLE) or is_list_of_numbers(value)) and not self.declared(prefix + name):
                 if name in self._written[type(module)] and not isinstance(module, torch.jit.ScriptModule):
                     self.attributes.append(Attribute(prefix.removesuffix("."), module, name))
             if isinstance(value, _PLAIN):

@@ -27,6 +27,7 @@ class RecordedRuns:
         stored: values of the parameters and buffers that were read, by every name.
         parameters: names of all parameters.
         of_entries: code that ran in entries alone, whose arguments the caller chooses.
+        set_later: attributes that code sets later, by module and name.
     """
 
     modules: Mapping[str, nn.Module]
@@ -38,3 +39,4 @@ class RecordedRuns:
     stored: Mapping[str, Value]
     parameters: Collection[str]
     of_entries: Collection[CodeType] = ()
+    set_later: Collection[tuple[str, str]] = ()

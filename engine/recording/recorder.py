@@ -19,7 +19,6 @@ from engine.program.signature import Signature, signature
 from engine.program.stored import distinct_modules, unsettled
 from engine.program.trees import list_tensors, map_tensors, tensors_in
 from engine.recording.buffer_vectors import BufferVectors, VectorCall
-from engine.recording.coefficients import Coefficients
 from engine.recording.data_decisions import DataDecisions
 from engine.recording.escapes import outliving_tensors
 from engine.recording.fakes import Fakes
@@ -68,7 +67,7 @@ class Recorder(Versions, TorchDispatchMode):
     # ------------------------------------------------------------------ a run
 
     def leads_further(self) -> bool:  # noqa: D102 -- as in the base class
-        return self.coverage.caught_new_error or self.coverage.opened_branches
+        return self.coverage.caught_new_error or self.coverage.opened_branches or self._provenance.returns_more
 
     def _forget(self) -> None:
         super()._forget()
@@ -92,7 +91,7 @@ class Recorder(Versions, TorchDispatchMode):
         with unsettled(self._model), self._length.run(closely=bool(self.data_decisions.answers)):
             try:
                 with self._provenance, self, self.coverage.watching():
-                    out = call(args, kwargs)
+                    out = self._provenance.leave(call(args, kwargs))
             finally:
                 self._overwritten.restore()
                 self._guards += self._provenance.take_guards()
@@ -131,11 +130,6 @@ class Recorder(Versions, TorchDispatchMode):
             for key, held in attributes.items():
                 if isinstance(held, Tensor) and id(held) in self._current and self._is_stored(self._read(held)):
                     yield name, key
-
-    @property
-    def coefficients(self) -> Coefficients:
-        """The floats in attributes that code outside the model may set."""
-        return Coefficients({} if self._changing is None else self._changing.coefficients)
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor is part of the program, and no module that is not looked into runs."""
@@ -201,6 +195,7 @@ class Recorder(Versions, TorchDispatchMode):
             stored={name: self._stored[own] for name, own in self._aliases.items() if own in self._stored},
             parameters={n for n, t in self._tensors.items() if isinstance(t, nn.Parameter) and t.numel()},
             of_entries=self.coverage.codes_of_entries,
+            set_later={(a.owner, a.name) for a in (() if self._changing is None else self._changing.attributes)},
         )
         arguments = ForwardArguments(self._model, args, kwargs, declared, runs.sized)
         assumptions = assumptions_about_unreached_code(runs, arguments, declared, functions)
@@ -241,6 +236,8 @@ class Recorder(Versions, TorchDispatchMode):
         bound = what.bind(args, kwargs)
         values = map_tensors(bound, self._read)
         out = func(*args, **kwargs) if self._maker is None else self._maker.run(func, args, kwargs)
+        if self._maker is None:
+            self._length.compute(out)
         written = [bound[name] for name in what.writes if isinstance(bound[name], Tensor)]
         self._add(what.op, func, bound, values, written, out)
         return out

@@ -10,6 +10,7 @@ from torch import nn
 from engine.program.expressions import Guard, leaves
 from engine.program.graph import Graph, Node, Value
 from engine.program.stored import distinct_modules, stored_tensors
+from engine.recording.coefficients import Coefficients
 from engine.recording.mutable_state import MutableState
 from engine.recording.other_sizes import OtherSizes
 from engine.source.integers import integers
@@ -58,6 +59,11 @@ class Tape:
     def _integers(self) -> dict[tuple[str, str], int]:
         modules = distinct_modules(self._model)
         return {(name, key): number for name, module in modules.items() for key, number in integers(module).items()}
+
+    @property
+    def coefficients(self) -> Coefficients:
+        """The floats in attributes that code outside the model may set."""
+        return Coefficients({} if self._changing is None else self._changing.coefficients)
 
     def mark(self) -> tuple[int, int, int, int, int]:
         """Return the place up to which the program stands now."""

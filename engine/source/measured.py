@@ -1,4 +1,4 @@
-"""Variables whose sizes become factors: ``y / h.size(-1) ** 0.5`` needs the size of ``h``, whichever entries it has.
+"""Variables whose sizes become factors or results: ``y / h.size(-1) ** 0.5``, ``return y, h.shape`` need the size.
 
 A size that says how to arrange entries (``h.view(h.shape[0], -1)``) follows where channels go; a number does not.
 """
@@ -18,7 +18,7 @@ _LIBRARIES = frozenset({"math", "np", "numpy"})
 
 
 def names_measured(code: ast.AST) -> Iterator[str]:
-    """Yield the variables of which a size is divided by, raised to a power, or passed to a function of numbers.
+    """Yield variables of which a size is divided by, raised to a power, passed to a function of numbers, or returned.
 
     The first size is that of the batch. A variable that holds a size is followed within the code.
 
@@ -30,12 +30,30 @@ def names_measured(code: ast.AST) -> Iterator[str]:
         >>> sorted(set(names_measured(ast.parse(text))))
         ['h', 'z']
     """
+    for part in getattr(code, "body", ()):
+        if isinstance(part, ast.expr):  # of a conditional expression
+            yield from _sizes_given(part, code)
     for node in ast.walk(code):
-        if isinstance(node, ast.BinOp) and isinstance(node.op, _FACTORS):
+        if isinstance(node, ast.Return) and node.value is not None:
+            yield from _sizes_given(node.value, code)
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, _FACTORS):
             yield from _sizes_in(node, code)
         elif isinstance(node, ast.Call) and _returns_a_number(node.func):
             for argument in node.args:
                 yield from _sizes_in(argument, code)
+
+
+def _sizes_given(node: ast.expr, code: ast.AST) -> Iterator[str]:
+    """Yield the variables whose sizes are results, or items of results."""
+    match node:
+        case ast.Tuple(elts=items) | ast.List(elts=items) | ast.Dict(values=items):
+            for item in items:
+                yield from _sizes_given(item, code)
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords) if name[:1].isupper() or name == "dict":
+            for item in (*args, *(keyword.value for keyword in keywords)):
+                yield from _sizes_given(item, code)
+        case _:
+            yield from _sizes_in(node, code)
 
 
 def _sizes_in(node: ast.AST, code: ast.AST) -> Iterator[str]:

@@ -16,9 +16,9 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 from torch.overrides import TorchFunctionMode
 
-from engine.program.expressions import Apply, Expr, Guard, ShapeOf, leaves
+from engine.program.expressions import Apply, Expr, Guard, ShapeOf, describe, leaves
 from engine.program.graph import Value
-from engine.program.trees import tensors_in
+from engine.program.trees import items_of, tensors_in
 from engine.source.coefficients import settable_values
 from engine.source.coverage import CoverageTracer
 from engine.source.inlining import inlined
@@ -36,6 +36,7 @@ from engine.source.sizes import (
     is_tagged,
     note_exact_values,
     numbers_in,
+    untracked,
 )
 
 __all__ = ["QUERY_PREFIXES", "METADATA_FUNCTIONS", "Provenance"]
@@ -173,7 +174,8 @@ class Provenance(TorchFunctionMode):
         self._value_of, self._program = value_of, program
         self.numbers: list[int | float] = []
         self.uncertain: list[int | float] = []
-        self.reads = False
+        self.reads = self.returns_more = False
+        self._returned: set[str] = set()
         self.site: Site | None = None
         self.guards: dict[Apply, Guard] = {}
 
@@ -340,6 +342,21 @@ class Provenance(TorchFunctionMode):
                 expr = Apply("for", expression(number), 0)
                 place = "" if self.site is None else self.site.place
                 self.guards.setdefault(expr, Guard(expr, True, place, decides=False))
+
+    def leave(self, result: Any) -> Any:
+        """Note the sizes in what a run returns, which may count channels, and return it."""
+        place, waiting, sizes = "" if self.site is None else self.site.place, [result], set[str]()
+        while waiting:
+            item = waiting.pop()
+            if is_tagged(item):
+                expr = Apply("==", expression(item), untracked(item))
+                self.guards.setdefault(expr, Guard(expr, True, place))
+                sizes.add(describe(expr.left))
+            elif not isinstance(item, Tensor):
+                waiting.extend(items_of(item))
+        self.returns_more = not sizes <= self._returned
+        self._returned |= sizes
+        return result
 
     def take_guards(self) -> list[Guard]:
         """Return the guards of the run, and clear them."""

@@ -38,6 +38,20 @@ def test_runs_with_other_answers_are_limited_more_closely() -> None:
             length.step()
 
 
+def test_a_run_that_computes_many_times_as_much_is_broken_off() -> None:
+    """A detector that takes each proposal for an object; what small networks compute is never too much."""
+    length, large = RunLength(), torch.empty(2**24, device="meta")
+    for _ in range(2):
+        with length.run(closely=False):
+            length.compute((large, [large]))
+    with pytest.raises(TraceError, match="many times as much"), length.run(closely=False):
+        for _ in range(18):
+            length.compute(large)
+    with length.run(closely=False):
+        for _ in range(17):
+            length.compute(large)
+
+
 class _Windows(nn.Module):
     """Cuts tokens into windows."""
 

@@ -40,14 +40,19 @@ def _place(y: Tensor) -> tuple[int, ...]:
     return tuple(y.shape[-2:])
 
 
+def _by_text(y: Tensor) -> int:
+    return int(f"{y.shape[1]}")
+
+
 def _trap(name: str, source: str, describe: Callable[[Tensor], Any], **more: Any) -> Trap:
     uses = [once(1, 3, 5, 7), once(3, 3, 4, 4)]
     return Trap(name, source, lambda: _Described(describe), lambda _: torch.zeros(2, 3, 6, 6).double(), uses, **more)
 
 
 TRAPS = [
-    _trap("a shape of features as output", "return feats, feats.shape, detectors", _shape, refused="whole number"),
-    _trap("a number of entries as output", "numel() in statistics", _count, refused="whole number"),
+    _trap("a shape of features as output", "return feats, feats.shape, detectors", _shape, kept="how many channels"),
+    _trap("a number of entries as output", "numel() in statistics", _count, kept="how many channels"),
+    _trap("a width by way of a text", "meta = f'{c}x{h}x{w}'; parsed again", _by_text, refused="whole number"),
     _trap("a resolution as output", "return tokens, (H, W), Swin and PVT", _place, shrinks=True),
 ]
 
@@ -56,4 +61,4 @@ def _floats_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(results, "_whole_numbers", lambda out: ())
 
 
-ABLATIONS = [Ablation("whole numbers among outputs are compared", _floats_alone, "a shape of features as output")]
+ABLATIONS = [Ablation("whole numbers among outputs are compared", _floats_alone, "a width by way of a text")]

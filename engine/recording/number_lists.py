@@ -1,0 +1,89 @@
+"""Lists of numbers in attributes that code sets later: indices of levels, dimensions, widths.
+
+Some other lists are recorded. The orders and choices that such a list may hold are more than can be, so that what the
+functions that read it compute is kept whole.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from types import CodeType
+from typing import Any
+
+from engine.recording.assumptions import Assumptions
+from engine.recording.dataflow import Dataflow
+from engine.recording.recorded_runs import RecordedRuns
+from engine.recording.surroundings import use_values_around_code
+from engine.source.function_text import syntax_of
+from engine.source.syntax import nodes_of
+
+__all__ = ["is_list_of_numbers", "other_lists", "use_values_chosen_by_lists"]
+
+_MOST_ITEMS = 8
+_ITERATING = frozenset("enumerate iter len list map range reversed set sorted sum tuple zip".split())
+
+
+def is_list_of_numbers(value: Any) -> bool:
+    """Whether a value is a short list or tuple of numbers and flags.
+
+    Example:
+        >>> is_list_of_numbers([0, 2]), is_list_of_numbers([]), is_list_of_numbers(["s", 1])
+        (True, False, False)
+    """
+    if type(value) not in (list, tuple) or not 0 < len(value) <= _MOST_ITEMS:
+        return False
+    return all(type(item) in (bool, int, float) for item in value)
+
+
+def other_lists(numbers: list[Any] | tuple[Any, ...]) -> Iterator[list[Any] | tuple[Any, ...]]:
+    """Yield other lists: with each number another one, in another order, and with an item more or less.
+
+    Example:
+        >>> list(other_lists([0, 2]))
+        [[1, 3], [-1, 1], [2, 0], [0, 2, 3], [0]]
+    """
+    kind = type(numbers)
+    for step in (1, -1):
+        yield kind([not n if isinstance(n, bool) else n + step for n in numbers])
+    if len(numbers) > 1:
+        yield kind(reversed(numbers))
+    last = numbers[-1]
+    yield kind([*numbers, last if isinstance(last, bool) else max(numbers) + 1])
+    yield kind(numbers[:-1])
+
+
+def use_values_chosen_by_lists(runs: RecordedRuns, dataflow: Dataflow, assumptions: Assumptions) -> None:
+    """Count as used what functions compute that read a list of numbers which code sets later.
+
+    Args:
+        runs: the recordings.
+        dataflow: of the recorded ops.
+        assumptions: is extended.
+    """
+    owners = ((runs.modules[name], key) for name, key in runs.set_later if name in runs.modules)  # or in a container
+    lists = {key: f"{type(m).__name__}.{key}" for m, key in owners if is_list_of_numbers(vars(m).get(key))}
+    for code in runs.coverage.called if lists else ():
+        for key in [key for key in lists.keys() & set(code.co_names) if _chooses(code, key)]:
+            reason = f"is computed by {code.co_name}, which reads {lists[key]}: a list of numbers that code sets later"
+            use_values_around_code(code, runs.modules, dataflow, assumptions, reason)
+
+
+def _chooses(code: CodeType, attribute: str) -> bool:
+    """Whether a function does more with a list in an attribute than to pass it, or an item of it, to a call.
+
+    What an op gets is a number like any other. To iterate over the list, to look for something in it, or to take what
+    stands at one of its numbers is a choice.
+    """
+    tree = syntax_of(code)
+    if tree is None:
+        return True
+    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    for node in (node for node in nodes_of(tree, ast.Attribute) if node.attr == attribute):
+        part: ast.AST = node
+        while isinstance(parents[part], (ast.Subscript, ast.Starred)) and getattr(parents[part], "value", 0) is part:
+            part = parents[part]
+        call = parents[part]
+        if not isinstance(call, ast.Call) or part is call.func or getattr(call.func, "id", "") in _ITERATING:
+            return True
+    return False

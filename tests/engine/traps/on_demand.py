@@ -1,0 +1,242 @@
+"""Traps: gradients, sizes and choices of levels that a network hands out, or makes, in some calls only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine.recording import number_lists, unreached
+from engine.recording.untaken import UntakenBranch
+from engine.source import measured
+from engine.source.coverage import CoverageTracer
+from engine.source.provenance import Provenance
+from tests.engine.exactness import squares_of
+from tests.engine.traps.entering import Net, called, noise
+from tests.engine.traps.trap import Ablation, Trap, Use
+
+__all__ = ["ABLATIONS", "TRAPS"]
+
+
+class _Net(Net):
+    """Layers, another one between them, and something that a method sets."""
+
+    chosen: Any = None
+
+    def __init__(self, chosen: Any = None) -> None:
+        super().__init__()
+        self.chosen = chosen
+        self.between = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def choose(self, chosen: Any) -> None:
+        """Run otherwise from now on."""
+        self.chosen = chosen
+
+
+# ---------------------------------------------------------------- gradients
+
+
+def _attribution(h: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    (slope,) = torch.autograd.grad(y.amax(1).sum(), h, create_graph=True)
+    return y, (slope * h).sum(1)
+
+
+def _sensitivity(h: Tensor, y: Tensor) -> Tensor:
+    if h.requires_grad:
+        (slope,) = torch.autograd.grad(h.square().mean(), h, create_graph=True)
+        y = y + slope.sum()
+    return y
+
+
+class _Helper(_Net):
+    def forward(self, x: Tensor, attribute: bool = False) -> Any:
+        h = self.features(x)
+        y = self.leave(h)
+        return _attribution(h, y) if attribute else y
+
+
+class _Method(_Net):
+    def penalty(self, h: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        (slope,) = torch.autograd.grad(y.sum(), h, create_graph=True)
+        return y, slope.norm(dim=1)
+
+    def forward(self, x: Tensor, attribute: bool = False) -> Any:
+        h = self.features(x)
+        y = self.leave(h)
+        return self.penalty(h, y) if attribute else y
+
+
+class _Asking(_Net):
+    def forward(self, x: Tensor, attribute: bool = False) -> Any:
+        h = self.features(x)
+        y = self.leave(h)
+        return _sensitivity(h, y) if attribute else y
+
+
+class _Loss(_Net):
+    def loss(self, h: Tensor, y: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(y, labels) + h.square().mean()
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
+        h = self.features(x)
+        y = self.leave(h)
+        return y if labels is None else self.loss(h, y, labels)
+
+
+class _Elsewhere(_Net):
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
+        h = self.features(x)
+        y = self.leave(h)
+        return y if labels is None else (y, squares_of(h, labels))
+
+
+# ---------------------------------------------------------------- sizes
+
+
+class _Width(_Net):
+    def forward(self, x: Tensor, return_width: bool = False) -> Any:
+        h = self.features(x)
+        y = self.leave(h)
+        return {"logits": y, "width": h.shape[-1]} if return_width else y
+
+
+class _WidthOfLarge(_Net):
+    def forward(self, x: Tensor) -> Any:
+        h = self.features(x)
+        y = self.leave(h)
+        return (y, h.shape[-1]) if len(x) > 40 else y
+
+
+# ---------------------------------------------------------------- numbers that a method sets
+
+
+class _Slim(_Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.features(x)[:, : self.chosen], self.leave.weight[:, : self.chosen], self.leave.bias)
+
+
+class _Off(_Net):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.features(x).clone()
+        h[:, self.chosen :] = 0
+        return self.leave(h)  # type: ignore[no-any-return]
+
+
+class _Truncated(_Net):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.features(x)
+        return self.leave(h), h[:, : self.chosen].mean(1)
+
+
+class _Levels(_Net):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.features(x)
+        levels = [h, torch.relu(self.between[0](h)), h * 2 + 1]
+        return self.leave(sum(levels[i] for i in self.chosen))  # type: ignore[no-any-return]
+
+
+class _Collected(_Net):
+    def forward(self, x: Tensor) -> Tensor:
+        h, collected = self.features(x), []
+        for i, level in enumerate([h, torch.relu(self.between[0](h)), h * 2 + 1]):
+            if i in self.chosen:
+                collected.append(level)
+        return self.leave(sum(collected))  # type: ignore[no-any-return]
+
+
+class _Order(_Net):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.features(x)
+        for i in self.chosen:
+            h = torch.relu(self.between[i](h))
+        return self.leave(h)  # type: ignore[no-any-return]
+
+
+class _Flipped(_Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.features(x).flip(self.chosen))  # type: ignore[no-any-return]
+
+
+def _chosen(value: Any) -> Use:
+    def use(model: nn.Module) -> Any:
+        model.choose(value)  # type: ignore[operator]
+        return called(noise(3))(model)
+
+    return use
+
+
+def _trap(name: str, source: str, make: Callable[[], nn.Module], *uses: Use) -> Trap:
+    return Trap(name, source, make, lambda model: noise(2), [called(noise(3)), *uses])
+
+
+def _with_gradients(model: nn.Module) -> Any:
+    return [t.detach() for t in _listed(model.eval()(noise(3), attribute=True))]
+
+
+def _listed(result: Any) -> Sequence[Tensor]:
+    return [result] if isinstance(result, Tensor) else list(result)
+
+
+LABELLED = called(noise(3), labels=torch.tensor([0, 2, 1]))
+
+TRAPS = [
+    _trap("an attribution on demand, in a function", "Grad-CAM: torch.autograd.grad(y, h)", _Helper, _with_gradients),
+    _trap("a penalty on demand, in a method", "R1 and WGAN-GP: self.penalty(h, y)", _Method, _with_gradients),
+    _trap("a helper that asks for gradients", "if h.requires_grad: torch.autograd.grad(…)", _Asking, _with_gradients),
+    _trap("a loss on demand, in a method", "transformers: self.loss(hidden, logits, labels)", _Loss, LABELLED),
+    _trap("a function of another file on demand", "from losses import ranking_loss", _Elsewhere, LABELLED),
+    _trap("a width that is returned on demand", "return {'logits': y, 'hidden_size': h.size(-1)}", _Width,
+          called(noise(3), return_width=True)),
+    _trap("a width that is returned for a large batch", "return y, h.shape[-1]", _WidthOfLarge, called(noise(43))),
+    _trap("a width that covers all, switched down", "slimmable networks: weight[:, :self.width]", lambda: _Slim(8),
+          _chosen(4)),
+    _trap("a width that covers all, and what is behind it", "h[:, self.width:] = 0", lambda: _Off(8), _chosen(4)),
+    _trap("a truncated embedding beside the head", "Matryoshka: h[:, :self.width]", lambda: _Truncated(8), _chosen(4)),
+    _trap("levels in a list", "sum(features[i] for i in self.out_indices)", lambda: _Levels([0]), _chosen([2, 1])),
+    _trap("levels in a tuple", "sum(features[i] for i in self.out_indices)", lambda: _Levels((0,)), _chosen((2, 1))),
+    _trap("levels that are looked for in a list", "if i in self.return_layers", lambda: _Collected([0]),
+          _chosen([2, 1])),
+    _trap("the order of layers in a list", "for i in self.order: x = self.layers[i](x)", lambda: _Order([1]),
+          _chosen([2, 1])),
+    _trap("dimensions in a list", "x.flip(self.dims)", lambda: _Flipped([0]), _chosen([1])),
+]  # fmt: skip
+
+
+def _lists_alone(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(unreached, "use_values_chosen_by_lists", lambda runs, dataflow, assumptions: None)
+
+
+def _no_lists(patch: pytest.MonkeyPatch) -> None:
+    _lists_alone(patch)
+    patch.setattr(number_lists, "other_lists", lambda numbers: iter(()))
+    patch.setattr("engine.recording.attributes.other_lists", lambda numbers: iter(()))
+
+
+ABLATIONS = [
+    Ablation(
+        "a run by code that did not run is kept",
+        lambda patch: patch.setattr(CoverageTracer, "_opens_branches", lambda self, key: False),
+        "a helper that asks for gradients",
+    ),
+    Ablation(
+        "methods and functions use what code that did not run passes to them",
+        lambda patch: patch.setattr(UntakenBranch, "passed_on", lambda self: set(self.branch.names)),
+        "a penalty on demand, in a method",
+    ),
+    Ablation(
+        "sizes that a run returns are results",
+        lambda patch: patch.setattr(Provenance, "leave", lambda self, result: result),
+        "a width that is returned on demand",
+    ),
+    Ablation(
+        "sizes that code which did not run would return are results",
+        lambda patch: patch.setattr(measured, "_sizes_given", lambda node, code: iter(())),
+        "a width that is returned for a large batch",
+    ),
+    Ablation("a list of numbers may choose anything", _lists_alone, "the order of layers in a list"),
+    Ablation("lists of numbers in attributes are recorded at others", _no_lists, "dimensions in a list"),
+]
