@@ -63,10 +63,12 @@ class _Scope(NamedTuple):
     Attributes:
         frame: of the function.
         sizes: whether sizes of tensors count as fixed.
+        asked: variables that are being looked at: ``n = n + 1`` fixes one that the code before fixes.
     """
 
     frame: FrameType
     sizes: bool = False
+    asked: frozenset[tuple[int, str]] = frozenset()
 
 
 def unfixed_numbers(numbers: Sequence[Any], frame: FrameType, function: Any = None) -> list[Any]:
@@ -340,11 +342,12 @@ def _local(name: str, scope: _Scope) -> Any:
         if places_set(function, name):
             raise _NotFixed
         return _argument(name, function.args, scope)
-    assigned = unconditional_values(function, name)
+    assigned, key = unconditional_values(function, name), (id(scope.frame), name)
     if not assigned:
         raise _NotFixed
-    for value in assigned:
-        _value(value, scope)
+    inner = scope._replace(asked=scope.asked | {key})
+    for value in () if key in scope.asked else assigned:
+        _value(value, inner)
     return untracked(scope.frame.f_locals[name])
 
 

@@ -180,3 +180,14 @@ def test_code_without_a_source() -> None:
     space: dict[str, Any] = {"call": call}
     exec("found = call(1.0)", space)
     assert space["found"] == [1.0]
+
+
+def test_variables_that_follow_from_themselves() -> None:
+    """They are fixed if what they begin with is, and are no endless question otherwise."""
+    number = 1.5
+    other = float("2.5")
+    number = number + 1
+    other = other + 1
+    one, two = 1.25, 2.25
+    one, two = two, one
+    assert [call(number), call(other), call(one, two)] == [[], [3.5], []]
