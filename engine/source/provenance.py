@@ -21,6 +21,7 @@ from engine.program.graph import Value
 from engine.program.trees import items_of, tensors_in
 from engine.source.coefficients import settable_values
 from engine.source.coverage import CoverageTracer
+from engine.source.covering import covering_slices
 from engine.source.inlining import inlined
 from engine.source.literals import unfixed_numbers
 from engine.source.replaced_functions import check_followed, replaced_functions
@@ -215,6 +216,8 @@ class Provenance(TorchFunctionMode):
                     *self._uncertain(func, (args, kwargs)),
                     *settable_values(self.numbers),
                 ]
+                if self.uncertain and name in ("__getitem__", "__setitem__") and self._program.holds(args[0]):
+                    args = self._with_slices(*args)
                 result = func(*args, **kwargs)
                 if not isinstance(result, Tensor) or self.reads or not self._program.holds(result):
                     self._note_reads(name, func, (*args, *kwargs.values()), result)
@@ -236,6 +239,12 @@ class Provenance(TorchFunctionMode):
             return result
         finally:
             self._coverage.resume()
+
+    def _with_slices(self, tensor: Tensor, index: Any, *value: Any) -> tuple[Any, ...]:
+        """Return arguments of an indexing, with an op for each slice that may cut something off in another call."""
+        for dim, part in list(covering_slices(tensor, index, self.uncertain)):
+            tensor = torch.ops.aten.slice.Tensor(tensor, dim, part.start, part.stop)
+        return tensor, index, *value
 
     def _run_in_mode(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run a Python function in this mode."""

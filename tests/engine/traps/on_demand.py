@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from engine.recording import number_lists, unreached
 from engine.recording.untaken import UntakenBranch
-from engine.source import measured
+from engine.source import measured, provenance
 from engine.source.coverage import CoverageTracer
 from engine.source.provenance import Provenance
 from tests.engine.exactness import squares_of
@@ -132,6 +132,30 @@ class _Truncated(_Net):
         return self.leave(h), h[:, : self.chosen].mean(1)
 
 
+class _Slimmable(nn.Linear):
+    """A layer of the first so many inputs."""
+
+    active = 8
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight[:, : self.active], self.bias)
+
+
+class _Together(_Net):
+    """Two widths that have to be the same."""
+
+    def __init__(self) -> None:
+        super().__init__(8)
+        self.leave = _Slimmable(8, 3)
+
+    def choose(self, chosen: Any) -> None:
+        """Switch the network and its last layer."""
+        self.chosen = self.leave.active = chosen  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.features(x)[:, : self.chosen])  # type: ignore[no-any-return]
+
+
 class _Levels(_Net):
     def forward(self, x: Tensor) -> Tensor:
         h = self.features(x)
@@ -196,6 +220,7 @@ TRAPS = [
           _chosen(4)),
     _trap("a width that covers all, and what is behind it", "h[:, self.width:] = 0", lambda: _Off(8), _chosen(4)),
     _trap("a truncated embedding beside the head", "Matryoshka: h[:, :self.width]", lambda: _Truncated(8), _chosen(4)),
+    _trap("two widths that are switched together", "slimmable layers in a slimmable network", _Together, _chosen(4)),
     _trap("levels in a list", "sum(features[i] for i in self.out_indices)", lambda: _Levels([0]), _chosen([2, 1])),
     _trap("levels in a tuple", "sum(features[i] for i in self.out_indices)", lambda: _Levels((0,)), _chosen((2, 1))),
     _trap("levels that are looked for in a list", "if i in self.return_layers", lambda: _Collected([0]),
@@ -206,12 +231,8 @@ TRAPS = [
 ]  # fmt: skip
 
 
-def _lists_alone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(unreached, "use_values_chosen_by_lists", lambda runs, dataflow, assumptions: None)
-
-
 def _no_lists(patch: pytest.MonkeyPatch) -> None:
-    _lists_alone(patch)
+    patch.setattr(unreached, "use_values_chosen_by_lists", lambda runs, dataflow, assumptions: None)
     patch.setattr(number_lists, "other_lists", lambda numbers: iter(()))
     patch.setattr("engine.recording.attributes.other_lists", lambda numbers: iter(()))
 
@@ -237,6 +258,10 @@ ABLATIONS = [
         lambda patch: patch.setattr(measured, "_sizes_given", lambda node, code: iter(())),
         "a width that is returned for a large batch",
     ),
-    Ablation("a list of numbers may choose anything", _lists_alone, "the order of layers in a list"),
+    Ablation(
+        "a slice that covers a dimension is an op",
+        lambda patch: patch.setattr(provenance, "covering_slices", lambda tensor, index, numbers: iter(())),
+        "two widths that are switched together",
+    ),
     Ablation("lists of numbers in attributes are recorded at others", _no_lists, "dimensions in a list"),
 ]
