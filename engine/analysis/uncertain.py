@@ -31,6 +31,9 @@ _SPATIAL = frozenset(
 _PADS = frozenset(["padding", "output_padding"])
 """Those of them that put other entries beside constants."""
 
+_POSITIVE = frozenset(["eps", "momentum"])
+"""Numbers that are never negative, whoever chooses them."""
+
 _OTHERS: tuple[Callable[[float], float], ...] = (
     lambda n: 2.9 * n + 0.7,
     lambda n: -0.37 * n - 1.3,
@@ -123,6 +126,7 @@ def _others(node: Node, numbers: Numbers, names: Sequence[str]) -> Iterator[Node
     scalars = _scalars(node, numbers)
     for change in _OTHERS if scalars else ():
         changed: dict[str, Any] = {name: change(float(node.args[name])) for name in scalars}
+        changed |= {name: abs(number) for name, number in changed.items() if name in _POSITIVE}
         yield replace(node, args={**node.args, **changed})
     pads = {name: node.args[name] for name in names if name in _PADS}
     padded = [(n, at) for n, pad in pads.items() for at in range(len(pad) if isinstance(pad, (list, tuple)) else 1)]

@@ -98,8 +98,13 @@ def _spans_of(node: ast.expr | ast.AugAssign) -> Iterator[Span]:
 
 
 def _attributes_set(function: ast.AST) -> Iterator[str]:
+    """Yield the names of the attributes that a function sets, but not those that it copies: ``new.eps = old.eps``."""
+    assigned = (node for node in ast.walk(function) if isinstance(node, ast.Assign))
+    copies = {
+        t for node in assigned for t in node.targets if getattr(t, "attr", "") == getattr(node.value, "attr", None)
+    }
     for node in ast.walk(function):
-        if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+        if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load) and node not in copies:
             yield node.attr
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "setattr":
             yield from (a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str))

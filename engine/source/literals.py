@@ -46,6 +46,7 @@ _COMPARES: dict[type, Callable[..., bool]] = {
     ast.GtE: operator.ge,
 }
 _COMPUTES = frozenset([abs, divmod, float, int, max, min, pow, round, *filter(callable, vars(math).values())])
+_MOST_DIMENSIONS = 6
 _LISTS_OF_MODULES = (nn.ModuleList, nn.Sequential)
 
 
@@ -186,9 +187,14 @@ def _elements(expr: ast.expr, frame: FrameType) -> list[ast.expr]:
 
 
 def _summands(expr: ast.expr) -> list[ast.expr]:
-    """Return the operands of a chain of sums; any other expression is its only one."""
+    """Return the operands of a chain of sums; any other expression is its only one.
+
+    A tuple that is repeated, as in ``(x.shape[0],) + (1,) * (x.ndim - 1)``, stands for as many as there are dimensions.
+    """
     if isinstance(expr, ast.BinOp) and isinstance(expr.op, ast.Add):
         return [*_summands(expr.left), *_summands(expr.right)]
+    if isinstance(expr, ast.BinOp) and isinstance(expr.op, ast.Mult) and isinstance(expr.left, ast.Tuple):
+        return [expr.left] * _MOST_DIMENSIONS
     return [expr]
 
 

@@ -191,3 +191,11 @@ def test_variables_that_follow_from_themselves() -> None:
     one, two = 1.25, 2.25
     one, two = two, one
     assert [call(number), call(other), call(one, two)] == [[], [3.5], []]
+
+
+def test_a_tuple_that_is_repeated() -> None:
+    """As many ones as there are dimensions."""
+    x, three = torch.zeros(2, 3, 4), int("3")
+    shape = (2,) + (1,) * (x.ndim - 1)
+    other = (2,) + (three,) * (x.ndim - 1)
+    assert [call(shape), call(other)] == [[], [3, 3]]
