@@ -31,6 +31,9 @@ def traced(step: Callable[[Tensor, float], Tensor]) -> tuple[nn.Module, Any]:
     return net, engine.trace(net, torch.full((2, 3), 0.75, dtype=torch.float64))
 
 
+SCALES = torch.tensor([0.0, 0.0, 1.5, 2.5], dtype=torch.float64)
+
+
 @pytest.mark.parametrize(
     ("step", "expected"),
     [
@@ -40,8 +43,9 @@ def traced(step: Callable[[Tensor, float], Tensor]) -> tuple[nn.Module, Any]:
         (lambda h, n: h.clamp(max=n), [False, False]),
         (lambda h, n: h * 0.75, [True, True]),
         (lambda h, n: torch.maximum(h, torch.full_like(h, n)), [False, False]),
+        (lambda h, n: F.batch_norm(h, 0 * SCALES, 1 + SCALES, SCALES, 0 * SCALES, eps=n), [True, True]),
     ],
-    ids=["times", "plus", "slope", "limit", "a literal", "filled"],
+    ids=["times", "plus", "slope", "limit", "a literal", "filled", "eps"],
 )
 def test_what_holds_for_all_numbers(step: Callable[[Tensor, float], Tensor], expected: list[bool]) -> None:
     """Zero times anything is zero, and a slope is none for what is positive."""

@@ -46,3 +46,23 @@ def test_code_without_a_source() -> None:
 def test_literals(text: str, literal: bool) -> None:
     """Constants and negative numbers."""
     assert is_literal(ast.parse(text, mode="eval").body) is literal
+
+
+class Setting:
+    """Has an attribute that a function copies, and one that a function sets."""
+
+    copied, changed = 1, 2
+
+
+def freeze(old: Setting) -> Setting:
+    """Return a copy."""
+    new = Setting()
+    new.copied = old.copied
+    new.changed = old.copied
+    return new
+
+
+def test_what_is_copied_is_not_set() -> None:
+    """It is what it was in another object."""
+    names = file_syntax(freeze.__code__).attributes_set_later
+    assert "changed" in names and "copied" not in names
