@@ -21,6 +21,7 @@ from engine.source.syntax import nodes_of
 __all__ = ["is_list_of_numbers", "other_lists", "use_values_chosen_by_lists"]
 
 _MOST_ITEMS = 8
+_PASSED = (ast.Subscript, ast.Starred, ast.keyword)
 _ITERATING = frozenset("enumerate iter len list map range reversed set sorted sum tuple zip".split())
 
 
@@ -81,7 +82,7 @@ def _chooses(code: CodeType, attribute: str) -> bool:
     parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
     for node in (node for node in nodes_of(tree, ast.Attribute) if node.attr == attribute):
         part: ast.AST = node
-        while isinstance(parents[part], (ast.Subscript, ast.Starred)) and getattr(parents[part], "value", 0) is part:
+        while isinstance(parents[part], _PASSED) and getattr(parents[part], "value", 0) is part:
             part = parents[part]
         call = parents[part]
         if not isinstance(call, ast.Call) or part is call.func or getattr(call.func, "id", "") in _ITERATING:

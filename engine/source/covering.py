@@ -11,8 +11,8 @@ from torch import Tensor
 __all__ = ["covering_slices"]
 
 
-def covering_slices(tensor: Tensor, index: Any, numbers: Container[Any]) -> Iterator[tuple[int, slice]]:
-    """Yield the dimensions that an index covers by a slice with one of some numbers as a bound, and these slices.
+def covering_slices(tensor: Tensor, index: Any, numbers: Container[Any]) -> Iterator[int]:
+    """Yield the dimensions that an index covers by a slice with one of some numbers as a bound.
 
     Args:
         tensor: what is indexed.
@@ -21,7 +21,7 @@ def covering_slices(tensor: Tensor, index: Any, numbers: Container[Any]) -> Iter
 
     Example:
         >>> list(covering_slices(torch.zeros(2, 3, 8), (..., None, slice(None, 8)), [8]))
-        [(2, slice(None, 8, None))]
+        [2]
         >>> list(covering_slices(torch.zeros(2, 3, 8), (..., slice(None, 7)), [7]))
         []
     """
@@ -33,7 +33,7 @@ def covering_slices(tensor: Tensor, index: Any, numbers: Container[Any]) -> Iter
             continue
         if isinstance(item, slice) and any(type(n) is int and n in numbers for n in (item.start, item.stop)):
             if dim < tensor.ndim and item.indices(tensor.shape[dim]) == (0, tensor.shape[dim], 1):
-                yield dim, item
+                yield dim
         dim += _dims_of(item)
 
 

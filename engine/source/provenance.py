@@ -242,8 +242,10 @@ class Provenance(TorchFunctionMode):
 
     def _with_slices(self, tensor: Tensor, index: Any, *value: Any) -> tuple[Any, ...]:
         """Return arguments of an indexing, with an op for each slice that may cut something off in another call."""
-        for dim, part in list(covering_slices(tensor, index, self.uncertain)):
-            tensor = torch.ops.aten.slice.Tensor(tensor, dim, part.start, part.stop)
+        for dim in list(covering_slices(tensor, index, self.uncertain)):
+            size = tensor.shape[dim]
+            self.uncertain.append(size)
+            tensor = tensor.narrow(dim, 0, size)
         return tensor, index, *value
 
     def _run_in_mode(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:

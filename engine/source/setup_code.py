@@ -22,6 +22,7 @@ _PREFIXES = (
     *("_load", "load", "from_", "_from_", "convert", "_convert", "build", "_build", "make", "create", "_make"),
     *("_create", "half", "float", "double", "register", "_register", "fuse", "_apply", "apply", "set_input"),
     *("test_", "copy_", "parse", "_parse", "prune_intermediate", "reset_classifier", "set_window"),
+    *("reparam", "switch_to_deploy"),
 )
 """Prefixes of the names of functions that build or convert a model."""
 

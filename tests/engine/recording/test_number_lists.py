@@ -36,7 +36,7 @@ class Repeated(Fused):
     def forward(self, x: Tensor) -> Tensor:
         """Say how often to repeat."""
         y: Tensor = self.leave(self.enter(x)).repeat(self.levels[1], 1)
-        return y
+        return y.flip(dims=self.levels)
 
 
 @pytest.mark.parametrize(("make", "whole"), [(Fused, True), (Repeated, False)])

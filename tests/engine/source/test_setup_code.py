@@ -126,3 +126,9 @@ class Net(nn.Module):
 def test_a_flag_of_a_constructor_keeps_no_channels() -> None:
     """The branch that did not run never does."""
     assert "layer.narrow" not in engine.not_safe_to_prune(Net(), torch.zeros(2, 4))
+
+
+def test_names_of_builders() -> None:
+    """What puts a model together, from a configuration say, or turns its branches into one layer."""
+    assert all(map(is_setup, ["parse_model", "reparameterize", "switch_to_deploy", "fuse"]))
+    assert not any(map(is_setup, ["forward", "set_width", "step"]))
