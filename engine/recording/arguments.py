@@ -201,7 +201,7 @@ def _are_options(model: nn.Module, rest: str) -> bool:
     if not unpacked.issuperset(n for n in nodes_of(tree, ast.Name) if n.id == rest):
         return False
     receivers = passed_arguments(model, {rest}).by_code
-    return bool(receivers) and not any(_gathers(code) in names for code, names in receivers.items())
+    return bool(receivers) and not any(_gathers(receiver) in names for receiver, names in receivers.items())
 
 
 def _gathers(code: CodeType) -> str | None:

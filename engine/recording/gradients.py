@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from engine.program.trees import tensors_in
+from engine.source.sites import is_handler
 
 __all__ = ["GRADIENT", "GradientRequests"]
 
@@ -72,6 +73,6 @@ class GradientRequests(TorchFunctionMode):
 def _asked_by(file: str) -> bool:
     """Whether the innermost call outside of the modes is in a file."""
     frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_code.co_name == "__torch_function__":
+    while frame.f_back is not None and is_handler(frame.f_code):
         frame = frame.f_back
     return frame.f_code.co_filename.endswith(file)

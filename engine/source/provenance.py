@@ -25,7 +25,7 @@ from engine.source.covering import covering_slices
 from engine.source.inlining import inlined
 from engine.source.literals import unfixed_numbers
 from engine.source.replaced_functions import check_followed, replaced_functions
-from engine.source.sites import ENGINE, Site, user_site
+from engine.source.sites import ENGINE, Site, is_handler, user_site
 from engine.source.sizes import (
     LOOKUPS,
     RECORDINGS,
@@ -129,7 +129,7 @@ def _is_plain(argument: Any) -> bool:
 
 def _passes_on(code: CodeType) -> bool:
     """Whether a function passes on what it was called with: torch's own, and modes that other code enters."""
-    return code.co_filename in _BETWEEN or code.co_name == "__torch_function__"
+    return code.co_filename in _BETWEEN or is_handler(code)
 
 
 def _caller() -> FrameType:
@@ -157,6 +157,7 @@ class Provenance(TorchFunctionMode):
         site: place of the call.
         guards: comparisons of sizes.
         reads: whether Python has read the numbers in a tensor.
+        returns_more: whether the last run returned a size that none before returned.
     """
 
     _SIZE_FUNCTIONS: ClassVar[frozenset[str]] = frozenset({"__get__", "__len__", "nelement", "numel", "size"})

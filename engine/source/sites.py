@@ -12,7 +12,7 @@ import torch
 
 from engine.program.places import shown_place
 
-__all__ = ["CALLBACKS", "ENGINE", "Site", "is_exchanged", "is_library", "user_site"]
+__all__ = ["CALLBACKS", "ENGINE", "Site", "is_exchanged", "is_handler", "is_library", "user_site"]
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 ENGINE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -86,14 +86,15 @@ def is_exchanged(cls: type) -> bool:
     return cls.__module__.startswith(_EXCHANGES)
 
 
-_HANDLER = "__torch_function__"
-"""The method of a mode, or of a class of tensors, that torch calls in the place of its functions."""
+def is_handler(code: CodeType) -> bool:
+    """Whether a function is the method of a mode, or of a class of tensors, that torch calls instead of its own."""
+    return code.co_name == "__torch_function__"
 
 
 def user_site(function: str, reflected: bool = False) -> Site:
     """Return the innermost call outside of torch and the engine."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and (is_library(frame.f_code.co_filename) or frame.f_code.co_name == _HANDLER):
+    while frame.f_back is not None and (is_library(frame.f_code.co_filename) or is_handler(frame.f_code)):
         frame = frame.f_back
     code, caller = frame.f_code, None if frame.f_back is None else frame.f_back.f_code
     key = function, id(code), id(caller), frame.f_lasti, reflected  # the hash of code takes longer than all else
