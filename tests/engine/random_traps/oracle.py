@@ -176,10 +176,23 @@ def _paired(expected: Any, actual: Any) -> Any:
 
 
 class Sized:
-    """Tensors by name that a network may hold in another size after its compaction."""
+    """Tensors by name that a network may hold in another size after its compaction.
+
+    The gradient of a bias before a norm is zero but for the rounding of numbers as large as its layer's gradients, of
+    which those that change their size count as well.
+
+    Attributes:
+        value: the tensors by name.
+        sizes: the largest entry of the tensors of each layer, at least 1.
+    """
 
     def __init__(self, value: dict[str, Tensor]) -> None:
         self.value = value
+        self.sizes: dict[str, float] = {}
+        for name, tensor in value.items():
+            layer = name.rpartition(".")[0]
+            finite = tensor.double()[tensor.isfinite()]
+            self.sizes[layer] = max(self.sizes.get(layer, 1.0), float(finite.abs().max()) if finite.numel() else 0.0)
 
 
 def _outcome(use: Use, model: nn.Module) -> Any:
@@ -312,7 +325,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 def gap(expected: Any, actual: Any) -> float:
     """Return the largest difference of two trees, relative to the largest entry of each tensor; infinite for others."""
     if isinstance(expected, Sized) and isinstance(actual, Sized):
-        return _gap_by_layer(expected.value, actual.value)
+        return _gap_by_layer(expected, actual)
     if isinstance(expected, float) and isinstance(actual, float):
         return _differ(torch.tensor(expected), torch.tensor(actual))
     if type(expected) is not type(actual) and not (isinstance(expected, Tensor) and isinstance(actual, Tensor)):
@@ -330,19 +343,12 @@ def gap(expected: Any, actual: Any) -> float:
     return 0.0 if expected == actual else float("inf")
 
 
-def _gap_by_layer(expected: dict[str, Tensor], actual: dict[str, Tensor]) -> float:
-    """Return the largest difference of tensors of layers.
-
-    The gradient of a bias before a norm is zero but for the rounding of numbers as large as its layer's gradients.
-    """
-    if expected.keys() != actual.keys():
+def _gap_by_layer(expected: Sized, actual: Sized) -> float:
+    """Return the largest difference of tensors, relative to their layers."""
+    if expected.value.keys() != actual.value.keys():
         return float("inf")
-    sizes: dict[str, float] = {}
-    for name, tensor in expected.items():
-        layer = name.rpartition(".")[0]
-        finite = tensor.double()[tensor.isfinite()]
-        sizes[layer] = max(sizes.get(layer, 1.0), float(finite.abs().max()) if finite.numel() else 0.0)
-    gaps = (_differ(t, actual[name], LEVEL * sizes[name.rpartition(".")[0]]) for name, t in expected.items())
+    levels = {name: LEVEL * expected.sizes[name.rpartition(".")[0]] for name in expected.value}
+    gaps = (_differ(tensor, actual.value[name], levels[name]) for name, tensor in expected.value.items())
     return max(gaps, default=0.0)
 
 

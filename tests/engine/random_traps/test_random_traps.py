@@ -104,3 +104,16 @@ def test_objects_are_walked_into() -> None:
     other.loc[0] = 1e-3
     assert gap(observed([{"d": normal}]), observed([{"d": other}])) > 1e-9
     assert gap(observed({"a": 1}), observed({"a": 1.0})) > 1 and gap(observed((1, 2)), observed((1,))) > 1
+
+
+def test_a_gradient_of_rounding_counts_against_its_layer() -> None:
+    """The weight of a layer says how large rounding is in its bias, also where the weight is smaller afterwards."""
+    weight = torch.full((2, 2), 200.0, dtype=torch.float64)
+    pair = [
+        oracle.Sized({"layer.weight": weight[:rows], "layer.bias": torch.full((2,), bias, dtype=torch.float64)})
+        for rows, bias in ((2, 1e-10), (1, 2e-10))
+    ]
+    oracle._paired(*pair)
+    assert pair[0].value.keys() == {"layer.bias"} and gap(*pair) < 1e-9
+    pair[1].value["layer.bias"] += 1e-3
+    assert gap(*pair) > 1e-9
