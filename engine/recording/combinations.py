@@ -235,7 +235,8 @@ class Combinations:
         if mark is None:
             return False
         nodes, guards = recorder.since(mark)
-        if situation.train and any(self._repeats(nodes, run) for run in (start.nodes, *in_train_mode)):
+        in_vain = situation.train and any(self._repeats(nodes, run) for run in (start.nodes, *in_train_mode))
+        if in_vain and not recorder.leads_further():
             recorder.drop(mark)
             return True
         same = run_signature(nodes, recorder.left(mark)) == run_signature(start.nodes, start.outputs)

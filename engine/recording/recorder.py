@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
@@ -23,6 +22,7 @@ from engine.recording.data_decisions import DataDecisions
 from engine.recording.escapes import outliving_tensors
 from engine.recording.fakes import Fakes
 from engine.recording.forward_arguments import ForwardArguments
+from engine.recording.held_tensors import tensors_of_variable
 from engine.recording.model_code import code_of, source_files
 from engine.recording.mutable_state import MutableState
 from engine.recording.opaque_modules import OpaqueCall, storage_of
@@ -39,7 +39,7 @@ from engine.source.sizes import numbers_in
 __all__ = ["MODULE", "WRITE", "Recorder", "Signature", "signature"]
 
 MODULE = "engine::module"
-_MOST_HELD, _OTHER = 64, ("other", None)
+_OTHER = ("other", None)
 
 
 class Recorder(Versions, TorchDispatchMode):
@@ -61,7 +61,9 @@ class Recorder(Versions, TorchDispatchMode):
         self.data_decisions = DataDecisions(lambda: self._stack[-1])
         self._length = RunLength()
         own, entry, step = source_files(model), code_of(type(model).forward), self._length.step
-        self.coverage = CoverageTracer(own, self._kept, self._running, entry, lambda t: self._fakes.get(id(t), t), step)
+        self.coverage = CoverageTracer(
+            own, self._kept, self._running, entry, lambda t: self._fakes.get(id(t), t), step, self.origins
+        )
         self._provenance = Provenance(self._peek, self, self.coverage, self.data_decisions)
 
     # ------------------------------------------------------------------ a run
@@ -159,10 +161,9 @@ class Recorder(Versions, TorchDispatchMode):
             return _OTHER if name is None else ("module", name)
         if isinstance(held, nn.Parameter) and id(held) in self._names:
             return "stored", self._names[id(held)]
-        if isinstance(held, (Tensor, list, tuple, dict)):
-            current = [id(t) for t in itertools.islice(tensors_in(held), _MOST_HELD) if id(t) in self._current]
-            return ("values", tuple(map(self._refresh, current))) if current else _OTHER
-        return _OTHER
+        kind, tensors = tensors_of_variable(held)
+        current = [id(t) for t in tensors if id(t) in self._current]
+        return (kind, tuple(map(self._refresh, current))) if current else _OTHER
 
     def _running(self, frame: FrameType) -> tuple[str, bool]:
         """Return the name of the module that a function runs for, and whether that is its first argument."""

@@ -70,9 +70,25 @@ class Tape:
         return len(self._nodes), len(self._values), len(self._inputs), len(self._outputs), len(self._guards)
 
     def drop_if_repeated(self, mark: tuple[int, int, int, int, int], shapes: bool) -> None:
-        """Forget what was recorded since ``mark`` where it only repeats the first run (in the same ``shapes``)."""
-        if repeats(self._nodes[mark[0] :], [n for n in self._nodes if n.path == "eval"], shapes):
+        """Forget what was recorded since ``mark`` where it only repeats the first run (in the same ``shapes``).
+
+        A run that computes nothing else may still be the first to come by code that did not run and reads its values.
+        """
+        if not self.leads_further() and repeats(
+            self._nodes[mark[0] :], [n for n in self._nodes if n.path == "eval"], shapes
+        ):
             self.drop(mark)
+
+    def origins(self, kept: tuple[str, Any]) -> list[tuple[str | None, ...]]:
+        """Return the calls that compute what is kept of a variable, by module, op and place in the code."""
+        kind, content = kept
+        return [self._origin(value) for value in content] if kind in ("values", "inside") else [kept]
+
+    def _origin(self, value: Value) -> tuple[str | None, ...]:
+        if value.producer is None:
+            return (value.name,)
+        node = self._nodes[value.producer]
+        return node.module, node.op, None if node.site is None else node.site.place
 
     def since(self, mark: tuple[int, int, int, int, int]) -> tuple[list[Node], list[Guard]]:
         """Return the calls and decisions that were recorded since ``mark``."""

@@ -32,6 +32,8 @@ __all__ = ["UntakenBranch"]
 
 _MISSING = object()
 
+_RECORDED = ("values", "inside")  # what a variable holds in containers, or in an object of any kind
+
 _CONTAINERS = (ast.Tuple, ast.List, ast.Dict)
 
 
@@ -157,7 +159,7 @@ class UntakenBranch:
         foreign = [
             name
             for name, held in self._seen.items()
-            if name in variables and not {kind for kind, _ in held} & {"values", "module"}
+            if name in variables and not {kind for kind, _ in held} & {*_RECORDED, "module"}
         ]
         return _effects(self.branch, self._dataflow.functions, frozenset(foreign), self._returned_otherwise())
 
@@ -299,7 +301,7 @@ class UntakenBranch:
         return self._recorded_values(variable) + [stored[name] for name in names if name in stored]
 
     def _recorded_values(self, variable: str) -> list[Value]:
-        values = [v for kind, held in self._seen.get(variable, ()) if kind == "values" for v in held]
+        values = [v for kind, held in self._seen.get(variable, ()) if kind in _RECORDED for v in held]
         return list(filter(self._dataflow.contains, values))
 
     def _parameter_name(self, tensor: nn.Parameter) -> str | None:
@@ -368,7 +370,8 @@ class UntakenBranch:
         if isinstance(node, ast.Subscript):
             return self._is_module(node.value)
         if isinstance(node, ast.Name):
-            return node.id != self.self_name and bool(self._modules_in(node.id))
+            kinds = {kind for kind, _ in self._seen.get(node.id, ())}
+            return node.id != self.self_name and "module" in kinds and kinds <= {"module", "none"}
         return isinstance(self._attribute(node), nn.Module)
 
     def _attribute(self, node: ast.expr) -> Any:

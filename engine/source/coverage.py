@@ -7,7 +7,7 @@ import functools
 import linecache
 import os
 import sys
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -15,13 +15,14 @@ from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.program.trees import tensors_in
 from engine.source.branches import RESULT, Branch, FunctionBranches, branches_of
 from engine.source.function_text import lines_of
 from engine.source.instructions import has_while_loop
 from engine.source.omitted_arguments import fallback_variables
+from engine.source.paths_read import parts_read
 from engine.source.sites import CALLBACKS, ENGINE, is_library
 from engine.source.skips import SkipWatch
 from engine.source.unread_code import UnreadFunction
@@ -42,6 +43,9 @@ def _is_foreign(file: str) -> bool:
         or file.startswith((ENGINE, CALLBACKS, _LIBRARY, "<frozen "))
         or not _PACKAGES.isdisjoint(Path(file).parts)
     )
+
+
+_PLAIN = (Tensor, list, tuple, dict, nn.Module, str, int, float, type(None))
 
 
 @dataclass
@@ -96,6 +100,7 @@ class CoverageTracer:
         forward: the code of forward, which is traced even if it has no branches.
         recorded_as: returns the tensor that stands for a tensor in the recording.
         count_line: called for each line that runs of a function with a loop that may not end, and of those watched.
+        origins: returns where in the code what was kept of a variable is computed; nothing where it is no tensor.
 
     Attributes:
         functions: coverage by code of the function and name of the module.
@@ -103,7 +108,8 @@ class CoverageTracer:
         called: frames' globals, and the class of the first argument, of all functions that ran, by their code.
         cut_off: code of functions that an error ended which another function caught.
         caught_new_error: whether the last run caught an error where no run before did.
-        opened_branches: whether the last run was the first to come by code that did not run, and that reads something.
+        opened_branches: whether the last run was the first to come by code that did not run and reads something, or the
+            first in which a variable that such code reads holds what another line computes.
     """
 
     def __init__(
@@ -114,8 +120,10 @@ class CoverageTracer:
         forward: CodeType | None = None,
         recorded_as: Callable[[Tensor], Tensor] = lambda tensor: tensor,
         count_line: Callable[[], None] = lambda: None,
+        origins: Callable[[Any], Iterable[Hashable]] = lambda summary: (),
     ) -> None:
-        self._files, self._summarize, self._owner = files, summarize, owner
+        self._files, self._summarize, self._owner, self._origins = files, summarize, owner, origins
+        self._read_by_branches = set[Hashable]()
         self._forward, self._recorded_as, self._count_line = forward, recorded_as, count_line
         self._fallbacks: list[tuple[FunctionCoverage, str, Tensor]] = []
         self._watched: dict[int, tuple[CodeType, FunctionBranches | None]] = {}
@@ -177,7 +185,8 @@ class CoverageTracer:
         self.cut_off |= self._cut_off_in_run
         for key, function in self._unread_in_run.items():
             self.unread.setdefault(key, function).merge(function)
-        self.opened_branches = any(map(self._opens_branches, self._this_run))
+        opened = [key for key in self._this_run if self._opens_branches(key)]
+        self.opened_branches = bool(opened)
         for key, coverage in self._this_run.items():
             before = self.functions[key].ran if key in self.functions else frozenset()
             self._first_run.append((coverage.function, coverage.ran - before))
@@ -188,8 +197,21 @@ class CoverageTracer:
 
     def _opens_branches(self, key: tuple[CodeType, str]) -> bool:
         coverage, before = self._this_run[key], self.functions[key].seen if key in self.functions else {}
-        new = [branch for branch in coverage.seen.keys() - before.keys() if coverage.ran.isdisjoint(branch.offsets)]
-        return any(not branch.computes_nothing and any(coverage.seen[branch].values()) for branch in new)
+        waiting = {
+            branch: names
+            for branch, names in coverage.seen.items()
+            if not branch.computes_nothing and coverage.ran.isdisjoint(branch.offsets)
+        }
+        read = {
+            (key, branch, name, origin)
+            for branch, names in waiting.items()
+            for name, summaries in names.items()
+            for summary in summaries
+            for origin in self._origins(summary)
+        }
+        reads_more = not read <= self._read_by_branches
+        self._read_by_branches |= read
+        return reads_more or any(any(names.values()) for branch, names in waiting.items() if branch not in before)
 
     def pause(self) -> None:
         """Stop tracing: the following calls are not the user's code."""
@@ -296,7 +318,7 @@ class CoverageTracer:
                 skips.interrupt(line)
             elif event == "return":
                 skips.step(frame.f_lasti, line, 0)
-                self._note_variables(coverage, frame, function.decided_late, decided_late=True)
+                self._note_variables(coverage, frame, function.decided_late, decided_late=True, at_return=True)
                 if arg is not None:
                     self._note_result(coverage, arg)
             return step
@@ -347,7 +369,12 @@ class CoverageTracer:
                     values.append(summary)
 
     def _note_variables(
-        self, coverage: FunctionCoverage, frame: FrameType, branches: Sequence[Branch], decided_late: bool = False
+        self,
+        coverage: FunctionCoverage,
+        frame: FrameType,
+        branches: Sequence[Branch],
+        decided_late: bool = False,
+        at_return: bool = False,
     ) -> None:
         """Note the values of variables that branches which did not run yet would read."""
         for branch in branches:
@@ -356,7 +383,12 @@ class CoverageTracer:
             seen, variables = coverage.seen.setdefault(branch, {}), frame.f_locals
             single = decided_late and isinstance(branch.test, ast.expr)
             for name in branch.assigned if single else branch.names | branch.assigned if decided_late else branch.noted:
-                summary = self._summarize(variables.get(name)) if name in variables else None
+                held = variables.get(name)
+                if not isinstance(held, _PLAIN):
+                    if single and at_return or decided_late and name in seen and name not in branch.assigned:
+                        continue  # an object that other code has filled by now
+                    held = parts_read(held, name, branch, variables)
+                summary = self._summarize(held) if name in variables else None
                 values = seen.setdefault(name, [])
                 if summary is not None and summary not in values and len(values) < MOST_VALUES:
                     values.append(summary)

@@ -1,0 +1,80 @@
+"""The tensors that an object holds: a function in its closure, a generator in its variables, others in attributes."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections import deque
+from collections.abc import Iterator, Sequence
+from types import CodeType, FrameType, FunctionType, GeneratorType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.program.trees import tensors_in
+
+__all__ = ["tensors_held_by", "tensors_of_variable"]
+
+_MOST_OBJECTS, _MOST_TENSORS = 2000, 64
+_NOT_FOLLOWED = (
+    type, ModuleType, nn.Module, CodeType, FrameType, str, bytes, int, float, complex, type(None),
+    torch.dtype, torch.device, torch.Size, torch.Generator,
+)  # fmt: skip
+
+
+def tensors_held_by(thing: Any) -> Iterator[Tensor]:
+    """Yield the tensors that are reachable from an object, nearest first; modules are not entered.
+
+    What Python's garbage collector sees is followed: an iterator holds its list, a partial function its arguments. Of a
+    function that is its closure and its defaults, not its globals; of a generator its variables.
+
+    Args:
+        thing: any object; at most 2000 objects behind it are looked at.
+
+    Example:
+        >>> h = torch.ones(2)
+        >>> [t is h for t in tensors_held_by(lambda: h.sum())], [t is h for t in tensors_held_by(iter([1, [h]]))]
+        ([True], [True])
+    """
+    waiting, seen = deque([] if isinstance(thing, _NOT_FOLLOWED) else [thing]), {id(thing)}
+    while waiting and len(seen) <= _MOST_OBJECTS:
+        item = waiting.popleft()
+        if isinstance(item, Tensor):
+            yield item
+            continue
+        for part in _parts(item):
+            if id(part) not in seen and not isinstance(part, _NOT_FOLLOWED):
+                seen.add(id(part))
+                waiting.append(part)
+
+
+def tensors_of_variable(held: Any) -> tuple[str, Sequence[Tensor]]:
+    """Return the tensors that code may read by way of a variable.
+
+    Args:
+        held: by the variable.
+
+    Returns:
+        ``"values"`` where it is a tensor, or a container of nothing but tensors and plain data, ``"inside"`` where
+        another kind of object holds some of them; and up to 64 tensors.
+
+    Example:
+        >>> h = torch.ones(2)
+        >>> [tensors_of_variable(held)[0] for held in (h, [h, 1], [lambda: h])]
+        ['values', 'values', 'inside']
+    """
+    plain = list(itertools.islice(tensors_in(held), _MOST_TENSORS))
+    if isinstance(held, Tensor):
+        return "values", plain
+    reachable = list(itertools.islice(tensors_held_by(held), _MOST_TENSORS))
+    return ("values", plain) if len(reachable) <= len(plain) else ("inside", reachable)
+
+
+def _parts(item: Any) -> list[Any]:
+    if isinstance(item, FunctionType):
+        return [*(item.__closure__ or ()), item.__defaults__, item.__kwdefaults__, item.__dict__]
+    if isinstance(item, GeneratorType):
+        frame = item.gi_frame
+        return [] if frame is None else list(frame.f_locals.values())
+    return gc.get_referents(item)
