@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.program.trees import tensors_in
+from engine.program.trees import items_of, tensors_in
 
 __all__ = ["tensors_held_by", "tensors_of_variable"]
 
@@ -65,10 +65,10 @@ def tensors_of_variable(held: Any) -> tuple[str, Sequence[Tensor]]:
         ['values', 'values', 'inside']
     """
     plain = list(itertools.islice(tensors_in(held), _MOST_TENSORS))
-    if isinstance(held, Tensor):
+    if isinstance(held, Tensor) or plain and all(isinstance(item, Tensor) for item in items_of(held)):
         return "values", plain
     reachable = list(itertools.islice(tensors_held_by(held), _MOST_TENSORS))
-    return ("values", plain) if len(reachable) <= len(plain) else ("inside", reachable)
+    return ("values", plain) if len(reachable) <= len({*map(id, plain)}) else ("inside", reachable)
 
 
 def _parts(item: Any) -> list[Any]:

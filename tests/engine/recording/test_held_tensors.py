@@ -81,3 +81,4 @@ def test_an_object_that_holds_itself() -> None:
 def test_a_container_of_tensors() -> None:
     """Containers are told from other objects: conditions on types can be decided for them alone."""
     assert tensors_of_variable([H, (H, 3)])[0] == "values" and tensors_of_variable(3) == ("values", [])
+    assert tensors_of_variable([(H, H), _inside(H.clone())])[0] == "inside"
