@@ -43,12 +43,14 @@ def _own(node: Node) -> int | None:
 
 def _labels(node: Node, labels: Labels) -> None:
     g, v = _parts(node)
-    if not (g.stored and v.stored):
+    own = _own(node)
+    along_others = own is not None and any(size > 1 for d, size in enumerate(g.shape) if d != own)
+    if along_others or not (g.stored and v.stored):
+        reason = "scales along other dimensions than its norms" if along_others else "normalises is computed"
         for value in (g, v, node.output):
-            labels.freeze(value, f"what {node!r} normalises is computed")
+            labels.freeze(value, f"what {node!r} {reason}")
         return
     labels.alias(node.output, v)
-    own = _own(node)
     if own is not None:
         slots = labels.alone(v, own)
         rows = labels.slots.new(v.shape[own]) if slots is None else slots

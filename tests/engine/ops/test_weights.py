@@ -234,3 +234,24 @@ def test_a_weight_that_an_op_without_outputs_reads() -> None:
     speedup = engine.ModelSpeedup(model, x, masks, rules=unknown)
     assert relative_error(expected, run(speedup.speedup_model(), x)) < 1e-9
     assert "0.weight" not in speedup.plan.slices
+
+
+class _Across(nn.Module):
+    """A convolution with norms along one dimension of its weight and scales along another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Conv2d(3, 6, 1), nn.Conv2d(8, 4, 1)
+        self.v, self.g = nn.Parameter(torch.randn(8, 6, 1, 3)), nn.Parameter(torch.randn(1, 1, 1, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Convolve."""
+        weight = torch._weight_norm(self.v, self.g, 1)
+        return self.leave(torch.relu(nn.functional.conv2d(self.enter(x), weight)))  # type: ignore[no-any-return]
+
+
+def test_scales_along_another_dimension_than_the_norms() -> None:
+    """Such a weight is kept whole; the layers around it lose channels, exactly."""
+    model = net(_Across())
+    plan = check_exact(model, halved(model), image(), image(9))
+    assert not {"0.v", "0.g"} & plan.slices.keys()
