@@ -33,6 +33,7 @@ from engine.recording.unreached import assumptions_about_unreached_code
 from engine.recording.versions import WRITE, Versions
 from engine.source.coverage import CoverageTracer
 from engine.source.effects import Functions
+from engine.source.paths_read import NumberRead
 from engine.source.provenance import METADATA_FUNCTIONS, QUERY_PREFIXES, Provenance
 from engine.source.sizes import numbers_in
 
@@ -157,10 +158,11 @@ class Recorder(Versions, TorchDispatchMode):
         if held is None:
             return "none", None
         if isinstance(held, nn.Module):
-            name = self._modules.get(id(held))
-            return _OTHER if name is None else ("module", name)
+            return ("module", self._modules[id(held)]) if id(held) in self._modules else _OTHER
         if isinstance(held, nn.Parameter) and id(held) in self._names:
             return "stored", self._names[id(held)]
+        if isinstance(held, NumberRead):
+            return "inside", held.values
         kind, tensors = tensors_of_variable(held)
         current = [id(t) for t in tensors if id(t) in self._current]
         return (kind, tuple(map(self._refresh, current))) if current else _OTHER

@@ -25,6 +25,7 @@ from engine.recording.held_types import branches_without_other, may_continue_aft
 from engine.recording.idle_modules import IdleModules, unrecorded_methods
 from engine.recording.mentioned_modules import use_values_near_idle_modules
 from engine.recording.model_code import source_files
+from engine.recording.module_results import results_used_otherwise
 from engine.recording.mutability import Mutability
 from engine.recording.number_lists import use_values_chosen_by_lists
 from engine.recording.recorded_runs import RecordedRuns
@@ -182,6 +183,8 @@ class _UntakenBranches:
         if branch in self._open[branch.code, branch.owner]:
             if branch.branch.skipped and not self._is_decided_by_size_alone(branch):
                 self._leave_out(branch)
+            if not self._is_decided_by_size_alone(branch):
+                self._use_results(branch)
             for name in branch.replaced(selecting=self._selects_alone(branch)):
                 self._touch(branch.values_of(name, self._runs.stored), Effect.USES, branch)
         values_read = branch.values_read(self._runs.stored)
@@ -201,6 +204,12 @@ class _UntakenBranches:
                 self._touch(values, effect, branch)
             elif effect is Effect.USES:
                 self._not_analyzed[branch.place] = None
+
+    def _use_results(self, branch: UntakenBranch) -> None:
+        """Count as used what modules compute that it calls, where it does something else with that."""
+        if values := list(results_used_otherwise(branch, self._runs.modules, self._dataflow)):
+            self._used_at[branch.place] = None
+            self._touch(values, Effect.USES, branch)
 
     def _leave_out(self, branch: UntakenBranch) -> None:
         """Let variables hold what they did before code that always ran."""

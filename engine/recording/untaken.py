@@ -116,7 +116,7 @@ class UntakenBranch:
 
     def _is_false(self, test: ast.expr) -> bool:
         """Whether a condition is an attribute of the module, or of a part of it, that is false at present; no mode."""
-        held = self._attribute(test) if isinstance(test, ast.Attribute) and test.attr != "training" else None
+        held = self.attribute(test) if isinstance(test, ast.Attribute) and test.attr != "training" else None
         return isinstance(held, (bool, int, str)) and not held
 
     @property
@@ -148,7 +148,9 @@ class UntakenBranch:
     def _lacks_attribute(self, nodes: Sequence[ast.AST], never_changed: Callable[[str], bool]) -> bool:
         """Whether code uses an attribute of the module that is None or missing, and stays so."""
         owner, name = self._modules[self.owner], self.self_name
-        held = {n: getattr(owner, n, _MISSING) for n in (attributes_used(tuple(nodes), name) if name else ())}
+        state = {key.split(".")[1].split("[")[0].strip() for key in self._seen if key.startswith(f"{name}.")}
+        used = set(attributes_used(tuple(nodes), name)) - state if name else set()
+        held = {n: getattr(owner, n, _MISSING) for n in used}
         return any(value is _MISSING or value is None and never_changed(n) for n, value in held.items())
 
     # ------------------------------------------------------------------ what it does to variables
@@ -193,7 +195,7 @@ class UntakenBranch:
         """Return the modules whose results get such sizes (``self.qkv(x).reshape(b, 3, -1)``)."""
         sized = self._calls_with_literal_sizes(beside_attributes)
         calls = (inner for call in sized for inner in self._module_calls_in(call))
-        return {name for call in calls if (name := self._module_name(self._attribute(call.func))) is not None}
+        return {name for call in calls if (name := self.module_name(self.attribute(call.func))) is not None}
 
     def _calls_with_literal_sizes(self, beside_attributes: bool) -> Iterator[ast.Call]:
         for call in self._calls():
@@ -206,7 +208,7 @@ class UntakenBranch:
     def _module_calls_in(self, call: ast.Call) -> Iterator[ast.Call]:
         """Yield the calls of modules that computed something for others where they ran."""
         for node in ast.walk(call):
-            name = self._module_name(self._attribute(node.func)) if isinstance(node, ast.Call) else None
+            name = self.module_name(self.attribute(node.func)) if isinstance(node, ast.Call) else None
             if isinstance(node, ast.Call) and name is not None and self._dataflow.boundary(name)[1]:
                 yield node
 
@@ -282,9 +284,10 @@ class UntakenBranch:
         Args:
             stored: values of the parameters and buffers that were read, by name.
         """
-        result = {name: self.values_of(name, stored) for name in self.branch.names}
+        names = self.branch.names | {name for name in self._seen if name.endswith(" ")}  # attributes and globals
+        result = {name: self.values_of(name, stored) for name in names}
         for node in (inner for outer in self.branch.nodes for inner in nodes_read(outer)):
-            held = self._attribute(node) if isinstance(node, ast.Attribute) else None
+            held = self.attribute(node) if isinstance(node, ast.Attribute) else None
             name = self._parameter_name(held) if isinstance(held, nn.Parameter) else None
             if name is not None and name in stored:
                 result[f"{name} "] = [stored[name]]
@@ -316,40 +319,40 @@ class UntakenBranch:
         """Yield the modules that it calls, with the variables that it passes to them."""
         for call in self._calls():
             variables = {n for a in (*call.args, *(k.value for k in call.keywords)) for n in names_read(a)}
-            modules = self._modules_in(call.func.id) if isinstance(call.func, ast.Name) else []
-            module = self._module_name(self._attribute(call.func))
+            modules = self.modules_held(call.func.id) if isinstance(call.func, ast.Name) else []
+            module = self.module_name(self.attribute(call.func))
             yield from ((name, variables) for name in (*modules, *([] if module is None else [module])))
 
     def consumer(self) -> str | None:
         """Return the module that is called with its result."""
         user = self.branch.user
-        return self._module_name(self._attribute(user.func)) if isinstance(user, ast.Call) else None
+        return self.module_name(self.attribute(user.func)) if isinstance(user, ast.Call) else None
 
     def mentioned_modules(self) -> set[str]:
         """Return the names of the modules that it mentions, directly or in a method that it calls."""
         result: set[str] = set()
         for node in self.branch.syntax:
             if isinstance(node, ast.Name):
-                result |= set(self._modules_in(node.id))
+                result |= set(self.modules_held(node.id))
             elif isinstance(node, ast.Attribute):
-                held = self._attribute(node)
-                module = self._module_name(held)
+                held = self.attribute(node)
+                module = self.module_name(held)
                 if module is not None:
                     result.add(module)
                 elif isinstance(held, (list, tuple, dict)):
-                    result |= {name for part in modules_in(held) if (name := self._module_name(part)) is not None}
+                    result |= {name for part in modules_in(held) if (name := self.module_name(part)) is not None}
                 elif isinstance(node.value, ast.Name) and node.value.id == self.self_name and inspect.ismethod(held):
-                    result |= self._modules_in_method(node.attr)
+                    result |= self.modules_in_method(node.attr)
         return result - {self.owner, ""}
 
     def modules_replaced(self) -> set[str]:
         """Return the modules that run in the place of those that it picks: ``layer = self.a if fast else self.b``."""
-        held = {module for name in self.branch.assigned for module in self._modules_in(name)}
+        held = {module for name in self.branch.assigned for module in self.modules_held(name)}
         statement = () if self.branch.statement is None else ast.walk(self.branch.statement)
-        beside = (self._module_name(self._attribute(n)) for n in statement if isinstance(n, ast.Attribute))
+        beside = (self.module_name(self.attribute(n)) for n in statement if isinstance(n, ast.Attribute))
         return (held | {name for name in beside if name is not None}) - {self.owner, ""}
 
-    def _modules_in_method(self, method: str) -> set[str]:
+    def modules_in_method(self, method: str) -> set[str]:
         """Return the modules that a method of the module mentions, directly or in a method that it calls."""
         owner = self._modules[self.owner]
         attributes_by_method = dict(methods_of(type(owner)))  # type: ignore[arg-type]
@@ -360,10 +363,12 @@ class UntakenBranch:
             mentioned |= attributes
         return {self._names[id(m)] for n, m in owner._modules.items() if n in mentioned and id(m) in self._names}
 
-    def _modules_in(self, variable: str) -> list[str]:
+    def modules_held(self, variable: str) -> list[str]:
+        """Return the names of the modules that a variable may hold."""
         return [name for kind, name in self._seen.get(variable, ()) if kind == "module"]
 
-    def _module_name(self, held: Any) -> str | None:
+    def module_name(self, held: Any) -> str | None:
+        """Return the name of a module; None for anything else."""
         return self._names.get(id(held)) if isinstance(held, nn.Module) else None
 
     def _is_module(self, node: ast.expr) -> bool:
@@ -372,14 +377,14 @@ class UntakenBranch:
         if isinstance(node, ast.Name):
             kinds = {kind for kind, _ in self._seen.get(node.id, ())}
             return node.id != self.self_name and "module" in kinds and kinds <= {"module", "none"}
-        return isinstance(self._attribute(node), nn.Module)
+        return isinstance(self.attribute(node), nn.Module)
 
-    def _attribute(self, node: ast.expr) -> Any:
+    def attribute(self, node: ast.expr) -> Any:
         """Return what an attribute of the module, or of a part of it, holds."""
         if isinstance(node, ast.Name):
             return self._modules[self.owner] if node.id == self.self_name else None
         if isinstance(node, ast.Attribute):
-            owner = self._attribute(node.value)
+            owner = self.attribute(node.value)
             return getattr(owner, node.attr, None) if isinstance(owner, nn.Module) else None
         return None
 

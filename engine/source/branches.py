@@ -11,7 +11,7 @@ from typing import Any
 
 from engine.source.anonymous import anonymous_function, is_anonymous
 from engine.source.bindings import Binding, bindings, bound_value
-from engine.source.control_flow import conditional_parts, may_leave, swallows_errors, unconditional_parts
+from engine.source.control_flow import conditional_parts, may_leave, only_reports, swallows_errors, unconditional_parts
 from engine.source.effects import names_read
 from engine.source.function_text import syntax_of
 from engine.source.instructions import instructions, named_instructions, positions
@@ -24,13 +24,10 @@ __all__ = ["RESULT", "Branch", "FunctionBranches", "branches_of"]
 RESULT = "return"
 """Stands for what a function returns among its variables."""
 
-_NO_COMPUTATION = (ast.Raise, ast.Assert, ast.Pass, ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal)
 _LAST_INSTRUCTIONS = {
     ast.Assign: "STORE", ast.AnnAssign: "STORE", ast.AugAssign: "STORE", ast.Expr: "POP_TOP", ast.Return: "RETURN",
 }  # fmt: skip
 """Beginnings of the names of the instructions with which statements end."""
-
-_REPORTS = frozenset("debug info warning warning_once warn error exception critical print log".split())
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +46,7 @@ class Branch:
         skipped: statements that do not run where it does: it is the other side of a condition without an ``else``, or
             leaves the rest of a loop out.
         entered: offsets of the instructions of a condition's only side; its other side has none, and stands for a jump.
+        earlier: the operands of ``and`` or ``or`` before the one that decides, which may decide as well.
     """
 
     nodes: Sequence[ast.AST]
@@ -61,6 +59,7 @@ class Branch:
     is_interrupted: bool = False
     skipped: Sequence[ast.stmt] = ()
     entered: frozenset[int] = frozenset()
+    earlier: Sequence[ast.expr] = ()
 
     @property
     def line(self) -> int:
@@ -162,7 +161,7 @@ class Branch:
             return not self.assigned
         if self.is_condition:
             return not self.assigned
-        return all(isinstance(node, _NO_COMPUTATION) or _is_report(node) for node in self.nodes)
+        return all(map(only_reports, self.nodes))
 
 
 @dataclass(eq=False)
@@ -192,6 +191,7 @@ class FunctionBranches:
         self.code, self.tree = code, tree
         spans = [(2 * n, p) for n, p in enumerate(positions(code)) if None not in p]
         self._spans = [(at, (line, column), (end, last)) for at, (line, end, column, last) in spans]
+        self._executable = {at for at, _ in instructions(code)}  # without the interpreter's caches
         self._offsets_of: dict[ast.AST, frozenset[int]] = {}
         self._users = {
             id(choice): user
@@ -227,18 +227,22 @@ class FunctionBranches:
             if not node.branch.computes_nothing:
                 self.branches.append(node.branch)
                 first = node.branch.nodes[0] if node.branch.is_interrupted else node.branch.test
-                test = self._offsets(*([] if first is None else [first]))
-                if test:
-                    line = lines[min(test)]
-                    self.decided_on.setdefault(line, []).append(node.branch)
-                    if any((line, name) in self._stores for name in node.branch.names):
-                        self.decided_at.setdefault(max(test), []).append(node.branch)
-                        self.shared_lines.add(line)
+                test = frozenset[int]() if first is None else self._offsets(first)
+                for offsets in (*map(self._offsets, node.branch.earlier), test):
+                    self._note_decision(node.branch, offsets, lines)
                 if not test or node.branch.assigned or isinstance(node.branch.test, ast.stmt):
                     self.decided_late.append(node.branch)
                 self._share_line(node.branch, lines)
                 if node.branch.is_interrupted:
                     self.shared_lines.update(lines[at] for at in self._offsets(node.branch.nodes[0]))
+
+    def _note_decision(self, branch: Branch, test: frozenset[int], lines: Mapping[int, int]) -> None:
+        if test:
+            line = lines[min(test)]
+            self.decided_on.setdefault(line, []).append(branch)
+            if any((line, name) in self._stores for name in branch.names):
+                self.decided_at.setdefault(max(test & self._executable), []).append(branch)
+                self.shared_lines.add(line)
 
     def _share_line(self, branch: Branch, lines: Mapping[int, int]) -> None:
         """Note the line on which a branch begins, if other code is on it, too."""
@@ -313,8 +317,13 @@ class FunctionBranches:
         node: Any = statement if statement is not None else whole
         span = (node.lineno, node.end_lineno or node.lineno) if hasattr(node, "lineno") else (0, 0)
         skipped = self._loops.get(nodes[-1], ())
-        branch = Branch(nodes, test, offsets, is_condition, user, statement, span, skipped=skipped)
-        return _Node(branch) if offsets else None
+        earlier = whole.values[: whole.values.index(test)] if isinstance(whole, ast.BoolOp) else []  # type: ignore[arg-type]
+        place = user, statement, span
+        return (
+            _Node(Branch(nodes, test, offsets, is_condition, *place, False, skipped, earlier=earlier))
+            if offsets
+            else None
+        )
 
     def _branches_of_block(self, block: Sequence[ast.stmt], test: ast.AST | None) -> Iterator[_Node]:
         """Yield the branches in a block; all statements after one that may leave the block are a branch, too."""
@@ -372,12 +381,6 @@ class FunctionBranches:
                 yield from self._branches_of_block([child], None)
             else:
                 yield from self._branches_in(child, is_condition or child is getattr(statement, "test", None))
-
-
-def _is_report(node: ast.AST) -> bool:
-    call = getattr(node, "value", None)
-    function = getattr(call, "func", None)
-    return isinstance(node, ast.Expr) and getattr(function, "attr", getattr(function, "id", "")) in _REPORTS
 
 
 @functools.cache

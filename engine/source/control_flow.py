@@ -13,6 +13,7 @@ __all__ = [
     "conditional_parts",
     "controls",
     "may_leave",
+    "only_reports",
     "swallows_errors",
     "unconditional_parts",
 ]
@@ -46,6 +47,9 @@ def _is_left(loop: ast.AST) -> bool:
 def _choices_of_try(node: Any) -> Iterable[Choice]:
     return *((None, handler.body) for handler in node.handlers), (None, node.orelse)
 
+
+_NO_COMPUTATION = (ast.Raise, ast.Assert, ast.Pass, ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal)
+_REPORTS = frozenset("debug info warning warning_once warn error exception critical print log".split())
 
 _CHOICES: dict[type, Callable[[Any], Iterable[Choice]]] = {
     ast.If: _choices_of_test,
@@ -183,3 +187,15 @@ def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
     if not isinstance(node, NESTED):
         for child in ast.iter_child_nodes(node):
             yield from _own_nodes(child)
+
+
+def only_reports(statement: ast.AST) -> bool:
+    """Whether a statement only raises, checks, imports, declares, warns or logs.
+
+    Example:
+        >>> [only_reports(s) for s in ast.parse("import os; logger.info(x); raise E; y = f(x); f(x)").body]
+        [True, True, True, False, False]
+    """
+    function = getattr(getattr(statement, "value", None), "func", None)
+    name = getattr(function, "attr", getattr(function, "id", ""))
+    return isinstance(statement, _NO_COMPUTATION) or isinstance(statement, ast.Expr) and name in _REPORTS

@@ -22,7 +22,7 @@ from engine.source.branches import RESULT, Branch, FunctionBranches, branches_of
 from engine.source.function_text import lines_of
 from engine.source.instructions import has_while_loop
 from engine.source.omitted_arguments import fallback_variables
-from engine.source.paths_read import parts_read
+from engine.source.paths_read import parts_read, state_read
 from engine.source.sites import CALLBACKS, ENGINE, is_library
 from engine.source.skips import SkipWatch
 from engine.source.unread_code import UnreadFunction
@@ -303,7 +303,7 @@ class CoverageTracer:
                 for branch in assigning:
                     first, end = branch.span
                     if first <= before <= end and not first <= line <= end:
-                        self._note_variables(coverage, frame, [branch], decided_late=True)
+                        self._note_variables(coverage, frame, [branch], late=True)
                 ran.add(frame.f_lasti)
                 frame.f_trace_opcodes = line in shared_lines
                 if line in decided_on:
@@ -318,7 +318,7 @@ class CoverageTracer:
                 skips.interrupt(line)
             elif event == "return":
                 skips.step(frame.f_lasti, line, 0)
-                self._note_variables(coverage, frame, function.decided_late, decided_late=True, at_return=True)
+                self._note_variables(coverage, frame, function.decided_late, late=True, end=True)
                 if arg is not None:
                     self._note_result(coverage, arg)
             return step
@@ -363,32 +363,36 @@ class CoverageTracer:
         """Note what is returned where branches did not run that would return something else."""
         for branch in coverage.pending():
             if branch.returns:
-                values = coverage.seen.setdefault(branch, {}).setdefault(RESULT, [])
-                summary = self._summarize(result)
-                if summary is not None and summary not in values and len(values) < MOST_VALUES:
-                    values.append(summary)
+                self._note(coverage.seen.setdefault(branch, {}), RESULT, result)
 
     def _note_variables(
         self,
         coverage: FunctionCoverage,
         frame: FrameType,
         branches: Sequence[Branch],
-        decided_late: bool = False,
-        at_return: bool = False,
+        late: bool = False,
+        end: bool = False,
     ) -> None:
-        """Note the values of variables that branches which did not run yet would read."""
+        """Note the values of variables that branches which did not run yet would read; ``late``: behind them."""
         for branch in branches:
             if not coverage.ran.isdisjoint(branch.offsets):
                 continue
             seen, variables = coverage.seen.setdefault(branch, {}), frame.f_locals
-            single = decided_late and isinstance(branch.test, ast.expr)
-            for name in branch.assigned if single else branch.names | branch.assigned if decided_late else branch.noted:
+            for text, held in () if late else state_read(branch, variables, coverage.space):
+                self._note(seen, text, held)
+            single = late and isinstance(branch.test, ast.expr)
+            for name in branch.assigned if single else branch.names | branch.assigned if late else branch.noted:
                 held = variables.get(name)
                 if not isinstance(held, _PLAIN):
-                    if single and at_return or decided_late and name in seen and name not in branch.assigned:
+                    if single and end or late and name in seen and name not in branch.assigned:
                         continue  # an object that other code has filled by now
                     held = parts_read(held, name, branch, variables)
-                summary = self._summarize(held) if name in variables else None
-                values = seen.setdefault(name, [])
-                if summary is not None and summary not in values and len(values) < MOST_VALUES:
-                    values.append(summary)
+                if name in variables:
+                    self._note(seen, name, held)
+                else:
+                    seen.setdefault(name, [])
+
+    def _note(self, seen: dict[str, list[Any]], name: str, held: Any) -> None:
+        values, summary = seen.setdefault(name, []), self._summarize(held)
+        if summary is not None and summary not in values and len(values) < MOST_VALUES:
+            values.append(summary)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from engine.source.bindings import bindings
 
-__all__ = ["names_measured"]
+__all__ = ["names_measured", "numbers_measured"]
 
 _FACTORS = (ast.Div, ast.Pow)
 _LIBRARIES = frozenset({"math", "np", "numpy"})
@@ -41,6 +41,28 @@ def names_measured(code: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.Call) and _returns_a_number(node.func):
             for argument in node.args:
                 yield from _sizes_in(argument, code)
+
+
+def numbers_measured(code: ast.AST) -> Iterator[ast.expr]:
+    """Yield variables, attributes and items that are divided by, raised to a power, or passed to a function of numbers.
+
+    Args:
+        code: statements or an expression.
+
+    Example:
+        >>> [ast.unparse(node) for node in numbers_measured(ast.parse("y / self.dim + math.log(n) * w"))]
+        ['y', 'self.dim', 'n']
+    """
+    for node in ast.walk(code):
+        operands: list[ast.expr] = []
+        if isinstance(node, ast.BinOp) and isinstance(node.op, _FACTORS):
+            operands = [node.left, node.right]
+        elif isinstance(node, ast.Call) and _returns_a_number(node.func):
+            operands = node.args
+        for operand in operands:
+            inner = operand.operand if isinstance(operand, ast.UnaryOp) else operand
+            if isinstance(inner, (ast.Name, ast.Attribute, ast.Subscript)):
+                yield inner
 
 
 def _sizes_given(node: ast.expr, code: ast.AST) -> Iterator[str]:

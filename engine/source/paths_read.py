@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import inspect
+import threading
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from engine.program.expressions import ShapeOf, leaves
 from engine.source.branches import Branch
+from engine.source.measured import numbers_measured
+from engine.source.sizes import Scalar, Size, is_tagged
 
-__all__ = ["PartsRead", "parts_read"]
+__all__ = ["NumberRead", "PartsRead", "parts_read", "state_read"]
 
 _MISSING = object()
 
@@ -31,6 +36,20 @@ class PartsRead:
 
     def __init__(self, items: Sequence[Any]) -> None:
         self.items = items
+
+
+class NumberRead:
+    """A number that was computed from sizes, of which code reads the value.
+
+    Args:
+        number: with its expression.
+
+    Attributes:
+        values: the tensors that have these sizes.
+    """
+
+    def __init__(self, number: Size | Scalar) -> None:
+        self.values = tuple(leaf.value for leaf in leaves(number.expr) if isinstance(leaf, ShapeOf))
 
 
 def parts_read(thing: Any, name: str, branch: Branch, variables: Mapping[str, Any]) -> Any:
@@ -54,17 +73,77 @@ def parts_read(thing: Any, name: str, branch: Branch, variables: Mapping[str, An
     return PartsRead([part for part in parts if part is not _MISSING])
 
 
+def state_read(branch: Branch, variables: Mapping[str, Any], space: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what a branch would read of modules' attributes, of globals and of sizes, each with its text and a space.
+
+    What a call leaves there and takes away before it ends is no output of it. A size that was read before, and that the
+    branch divides by or raises to a power, has to stay, and so has a float that was computed from sizes.
+
+    Args:
+        branch: a part of a function.
+        variables: of the function, by name.
+        space: its globals.
+    """
+    for path, root in _state(branch):
+        owner = variables.get(root, _MISSING)
+        if isinstance(owner, nn.Module) or owner is _MISSING:
+            held = _read(path, variables if root in variables else space)
+            if not isinstance(held, (nn.Module, str, int, float, type(None))):
+                yield f"{ast.unparse(path)} ", held
+    for number in _numbers(branch):
+        if is_tagged(held := _read(number, variables)):
+            yield f"{ast.unparse(number)} ", NumberRead(held)
+    for name in branch.names:
+        if isinstance(held := variables.get(name), Scalar):
+            yield f"{name} ", NumberRead(held)
+
+
+def _read(path: ast.expr, variables: Mapping[str, Any]) -> Any:
+    """Return what is at a path; None where that is not there, or cannot be told."""
+    with contextlib.suppress(_UnclearError):
+        held = _value_at(path, variables)
+        return None if held is _MISSING else held
+    return None
+
+
+@functools.cache
+def _numbers(branch: Branch) -> tuple[ast.expr, ...]:
+    return tuple(number for node in branch.nodes for number in numbers_measured(node))
+
+
+@functools.cache
+def _state(branch: Branch) -> tuple[tuple[ast.expr, str], ...]:
+    """Return the longest paths to attributes and items, and globals, each with the variable that it begins at."""
+    around = _around(branch)
+    paths = {}
+    for root in (node for node in branch.syntax if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)):
+        path = _path_from(root, around)
+        is_called = isinstance(around.get(path), ast.Call) and getattr(around[path], "func", None) is path
+        if not (path is root and is_called):
+            paths[ast.dump(path)] = path, root.id
+    return tuple(paths.values())
+
+
+def _around(branch: Branch) -> Mapping[ast.AST, ast.AST]:
+    return {child: node for node in branch.syntax for child in ast.iter_child_nodes(node)}
+
+
+def _path_from(root: ast.expr, around: Mapping[ast.AST, ast.AST]) -> ast.expr:
+    """Return the longest path of attributes and items from a variable on, without a method that is called."""
+    path, outer = root, around.get(root)
+    while isinstance(outer, (ast.Attribute, ast.Subscript)) and outer.value is path:
+        path, outer = outer, around.get(outer)
+    is_method = isinstance(outer, ast.Call) and outer.func is path and isinstance(path, ast.Attribute)
+    return path.value if is_method else path  # type: ignore[attr-defined]
+
+
 @functools.cache
 def _paths(branch: Branch) -> Mapping[str, tuple[ast.expr, ...] | None]:
     """Return the attributes and items that are read of each variable; None where it is read as it is, or changed."""
-    around = {child: node for node in branch.syntax for child in ast.iter_child_nodes(node)}
+    around = _around(branch)
     paths: dict[str, tuple[ast.expr, ...] | None] = {}
     for root in (node for node in branch.syntax if isinstance(node, ast.Name)):
-        path: ast.expr = root
-        while isinstance(outer := around.get(path), (ast.Attribute, ast.Subscript)) and outer.value is path:
-            path = outer
-        if isinstance(outer, ast.Call) and outer.func is path and isinstance(path, ast.Attribute):
-            path = path.value  # a method of it
+        path = _path_from(root, around)
         before = paths.get(root.id, ())
         is_read = path is not root and isinstance(getattr(path, "ctx", None), ast.Load)
         paths[root.id] = (*before, path) if is_read and before is not None else None
@@ -91,6 +170,10 @@ def _value_at(path: ast.expr, variables: Mapping[str, Any]) -> Any:
 
 
 def _attribute(owner: Any, name: str) -> Any:
+    if isinstance(owner, nn.Module) and name in owner._modules:
+        return owner._modules[name]
+    if isinstance(owner, threading.local):
+        return owner.__dict__.get(name, _MISSING)
     held = inspect.getattr_static(owner, name, _MISSING)
     if isinstance(held, types.MemberDescriptorType):  # a slot
         try:

@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from engine.program.expressions import AttributeOf
 from engine.source.branches import Branch
-from engine.source.paths_read import PartsRead, parts_read
+from engine.source.paths_read import NumberRead, PartsRead, parts_read, state_read
+from engine.source.sizes import Size
 
 _H = torch.ones(2)
 
@@ -93,3 +95,26 @@ def test_slots() -> None:
     thing = _Slots()
     thing.h = 3
     assert _read(thing, "out.h + out.y") == [3]
+
+
+_GLOBAL = [_H]
+
+
+def test_state_that_is_read() -> None:
+    """Attributes of modules and globals are read as they are now, and sizes only where they are numbers."""
+    module = _Module()
+    module.inner, module.held = _Module(), _H  # type: ignore[assignment]
+    module.inner.held = {"a": _H}  # type: ignore[assignment]
+    code = "y = self.held.mean() + self.inner.held['a'] + f(self.place, self.absent) + HELD[0]"
+    branch = Branch(ast.parse(code).body, None, frozenset())
+    state = dict(state_read(branch, {"self": module}, {"HELD": _GLOBAL, "f": len}))
+    assert state.keys() == {"self.held ", "self.inner.held['a'] ", "HELD[0] "} and all(t is _H for t in state.values())
+
+
+def test_sizes_that_are_read() -> None:
+    """A size is read where it divides or is a power, a float that follows from sizes anywhere."""
+    size = Size(8, AttributeOf("layer", "width"))
+    for code, texts in (("y / n", {"n "}), ("y.view(n, -1)", set()), ("y * n ** -0.5", {"n "}), ("y * s", {"s "})):
+        branch = Branch(ast.parse(code).body, None, frozenset())
+        state = dict(state_read(branch, {"n": size, "s": size**0.5, "y": _H}, {}))
+        assert state.keys() == texts and all(isinstance(number, NumberRead) for number in state.values())

@@ -216,7 +216,7 @@ TRAPS = [
 
 
 def _calls_of_layers(self: UntakenBranch, node: Any) -> bool:
-    return bool(self._modules_in(getattr(node, "id", "")))
+    return bool(self.modules_held(getattr(node, "id", "")))
 
 
 ABLATIONS = [
