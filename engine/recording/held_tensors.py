@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
 from types import CodeType, FrameType, FunctionType, GeneratorType, ModuleType
@@ -19,7 +20,7 @@ __all__ = ["tensors_held_by", "tensors_of_variable"]
 _MOST_OBJECTS, _MOST_TENSORS = 2000, 64
 _NOT_FOLLOWED = (
     type, ModuleType, nn.Module, CodeType, FrameType, str, bytes, int, float, complex, type(None),
-    torch.dtype, torch.device, torch.Size, torch.Generator,
+    torch.dtype, torch.device, torch.Size, torch.Generator, logging.Logger,
 )  # fmt: skip
 
 
