@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Iterable, Mapping
 from types import CodeType
 
@@ -18,6 +19,7 @@ from engine.source.argument_flow import Choices
 from engine.source.branches import RESULT
 from engine.source.chosen_calls import chosen_calls
 from engine.source.sizes import booleans_in, numbers_in
+from engine.source.syntax import nodes_of
 
 __all__ = ["assume_other_numbers"]
 
@@ -44,7 +46,7 @@ def assume_other_numbers(
             continue
         for name in {*branch.branch.assigned, RESULT} - {branch.self_name}:
             values = branch.branch.values_of(name)
-            if values and not branch.values_of(name, {}) and all(_is_plain(value, branch.code) for value in values):
+            if values and not branch.values_of(name, {}) and all(_is_plain(v, branch.code, name) for v in values):
                 variables.setdefault(branch.code, set()).add(name)
     if not variables:
         return
@@ -64,17 +66,36 @@ def assume_other_numbers(
     _assume_beside_ops(modules, dataflow, calls, assumptions)
 
 
-def _is_plain(value: ast.expr, code: CodeType) -> bool:
-    """Whether an expression is a number, a text or a function, and no variable or result of a call."""
+def _is_plain(value: ast.expr, code: CodeType, own: str = "") -> bool:
+    """Whether an expression is a number, a text or a function, and no variable or result of a call.
+
+    Args:
+        value: the expression.
+        code: of the function.
+        own: the variable that it is assigned to, which may be changed: ``n = max(n - 1, 0)``, ``key = key.upper()``.
+    """
     if isinstance(value, ast.Constant):
         return value.value is not None
     if isinstance(value, (ast.Tuple, ast.List)):
         return all(_is_plain(item, code) for item in value.elts)
     if isinstance(value, ast.UnaryOp):
-        return _is_plain(value.operand, code)
+        return _is_plain(value.operand, code, own)
+    if isinstance(value, (ast.BinOp, ast.Call)) and own not in {n.id for n in nodes_of(value, ast.Name)}:
+        return False
+    if isinstance(value, ast.BinOp):
+        return all(_is_plain(operand, code, own) for operand in (value.left, value.right))
+    if isinstance(value, ast.Call) and _changes_plain_values(value.func, own):
+        return all(_is_plain(argument, code, own) for argument in value.args) and not value.keywords
     if isinstance(value, ast.Name):
-        return value.id not in (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
+        return value.id == own or value.id not in (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
     return isinstance(value, (ast.Attribute, ast.Lambda))
+
+
+def _changes_plain_values(function: ast.expr, own: str) -> bool:
+    """Whether a function is one of Python's, or a method of the variable that its result is assigned to."""
+    if isinstance(function, ast.Attribute):
+        return isinstance(function.value, ast.Name) and function.value.id == own != ""
+    return isinstance(function, ast.Name) and function.id in vars(builtins)
 
 
 def _assume_beside_ops(

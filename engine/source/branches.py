@@ -380,7 +380,8 @@ class FunctionBranches:
             if isinstance(child, ast.stmt):
                 yield from self._branches_of_block([child], None)
             else:
-                yield from self._branches_in(child, is_condition or child is getattr(statement, "test", None))
+                goes_on = is_condition and isinstance(statement, (ast.BoolOp, ast.UnaryOp))  # others have values
+                yield from self._branches_in(child, goes_on or child is getattr(statement, "test", None))
 
 
 @functools.cache

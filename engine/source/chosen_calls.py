@@ -12,15 +12,17 @@ from torch import Tensor, nn
 
 from engine.source.argument_flow import Choices, Reader, read
 from engine.source.branches import RESULT
+from engine.source.syntax import nodes_of
 
 __all__ = ["chosen_calls"]
 
+_LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _COUNTS = frozenset({"range", "slice"})
 _CONTAINERS = (ast.Dict, ast.List, ast.NamedExpr, ast.Starred, ast.Tuple)
 
 
 def chosen_calls(model: nn.Module, choices: Choices) -> Mapping[CodeType, Mapping[tuple[int, int], bool]]:
-    """Return the calls, operators and subscripts that get a number which code chooses.
+    """Return the calls, operators and subscripts that get a number which code chooses, and comparisons in loops.
 
     Args:
         model: the model; its forward is read, and all modules, methods and functions that this calls.
@@ -68,8 +70,11 @@ class _NumberReader(Reader):
 
         With each goes whether it may pick from a list, or count.
         """
+        in_loops = {node for loop in nodes_of(self.tree, *_LOOPS) for node in nodes_of(loop, ast.Compare)}
         for node in ast.walk(self.tree):
             match node:
+                case ast.Compare(left=left, comparators=others) if node in in_loops:  # both sides run, in other rounds
+                    parts = [left, *others]
                 case ast.Call(func=function, args=args, keywords=keywords):
                     parts = [*args, *(keyword.value for keyword in keywords)]
                     parts += [function] if isinstance(function, (ast.Name, ast.IfExp)) else []

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.recording import unreached
-from engine.source import coverage, paths_read
+from engine.recording import chosen_numbers, unreached
+from engine.source import chosen_calls, coverage, paths_read
 from tests.engine.traps.entering import Net, called, noise
 from tests.engine.traps.objects import MANY
 from tests.engine.traps.trap import Ablation, Trap, Use
@@ -225,6 +227,60 @@ class _Dim(Net):
         return self.scaled(self.leave(h))
 
 
+# ---------------------------------------------------------------- numbers that pick, and rounds that end
+
+
+class _Changed(Net):
+    def forward(self, x: Tensor) -> Any:
+        h = self.features(x)
+        levels, i = [h, self.leave(h)], 1
+        if len(x) > 40:
+            i -= 1
+        return levels[i].square().mean(1)
+
+
+class _ChangedText(Net):
+    def forward(self, x: Tensor) -> Any:
+        h = self.features(x)
+        levels, key = {"hidden": h, "out": self.leave(h)}, "out"
+        if len(x) > 40:
+            key = key.replace("out", "hidden")
+        return levels[key].square().mean(1)
+
+
+class _LastRound(Net):
+    def forward(self, x: Tensor) -> Any:
+        last = 1
+        if len(x) > 40:
+            last = 0
+        for i, layer in enumerate((self.features, self.leave)):
+            x = layer(x)
+            if i == last:
+                return x.square().mean(1)
+        return x
+
+
+class _Asked(Net):
+    def forward(self, x: Tensor) -> Any:
+        levels, wanted = [], [1]
+        if len(x) > 40:
+            wanted.append(0)
+        for i, layer in enumerate((self.features, self.leave)):
+            x = layer(x)
+            if i in wanted:
+                levels.append(x.square().mean(1))
+        return levels
+
+
+class _Compared(Net):
+    def forward(self, x: Tensor) -> Any:
+        for i, layer in enumerate((self.features, self.leave)):
+            x = layer(x)
+            if i == (0 if len(x) > 40 else 1):
+                break
+        return x.square().mean(1)
+
+
 def _trap(name: str, source: str, make: Callable[[], nn.Module], *uses: Use, shrinks: bool = False) -> Trap:
     return Trap(name, source, make, lambda model: noise(2), [called(noise(MANY)), *uses], shrinks=shrinks)
 
@@ -248,12 +304,28 @@ TRAPS = [
     _trap("a term behind an operator", "loss = y + (self.training and aux)", _Operand),
     _trap("a term behind two operators", "y + (aux and len(x) > n and h.norm())", _LastOperand,
           called(noise(MANY), aux=True)),
+    _trap("an index that is changed", "i -= 1; return features[i]", _Changed),
+    _trap("a key that is changed", "key = key.replace('_flip', '')", _ChangedText),
+    _trap("the last of some rounds", "if i == self.num_feature_levels: return x", _LastRound),
+    _trap("levels that are asked for", "if i in out_indices: outs.append(x)", _Asked),
+    _trap("a side of a comparison", "if i == (a if training else b): break", _Compared),
     _trap("a temperature from a width", "attn / math.sqrt(q.shape[-1])", _Temperature),
     _trap("a width in an attribute for a while", "self.dim = h.shape[1]; …; y / self.dim", _Dim),
 ]  # fmt: skip
 
 
+def _no_changes(patch: pytest.MonkeyPatch) -> None:
+    plain = chosen_numbers._is_plain
+    patch.setattr(chosen_numbers, "_is_plain", lambda value, code, own="": plain(value, code))
+
+
 ABLATIONS = [
+    Ablation("a number that is changed is another one", _no_changes, "a key that is changed"),
+    Ablation(
+        "numbers that are compared in loops end other rounds",
+        lambda patch: patch.setattr(chosen_calls, "_LOOPS", (ast.Lambda,)),
+        "levels that are asked for",
+    ),
     Ablation(
         "results of layers that code which did not run calls are used there",
         lambda patch: patch.setattr(unreached, "results_used_otherwise", lambda branch, modules, dataflow: iter(())),
