@@ -66,25 +66,28 @@ class _Calls:
             return self._branch.modules_in_method(function.attr) if is_method else set()
         return set(self._named(function.value))
 
-    def _named(self, expr: ast.expr) -> list[str]:
+    def _named(self, expr: ast.expr, through: Collection[str] = ()) -> list[str]:
+        """Return the modules that an expression stands for; ``through``: the variables that led to it."""
         if isinstance(expr, ast.Subscript):
-            return [name for outer in self._named(expr.value) for name in self._items(outer)]
-        if isinstance(expr, ast.Name) and expr.id != self._branch.self_name:
-            return [*self._branch.modules_held(expr.id), *self._picked(expr.id)]
+            return [name for outer in self._named(expr.value, through) for name in self._items(outer)]
+        if isinstance(expr, ast.Name):
+            is_new = expr.id not in (self._branch.self_name, *through)
+            picked = self._picked(expr.id, {*through, expr.id}) if is_new else []
+            return [*self._branch.modules_held(expr.id), *picked] if expr.id != self._branch.self_name else []
         name = self._branch.module_name(self._branch.attribute(expr)) if isinstance(expr, ast.Attribute) else None
         return [] if name is None else [name]
 
-    def _picked(self, variable: str) -> list[str]:
+    def _picked(self, variable: str, through: Collection[str]) -> list[str]:
         """Return the modules that a variable of the branch goes through, or that it is set to."""
         names: list[str] = []
         for node in self._branch.branch.syntax:
             if isinstance(node, (ast.For, ast.comprehension)) and _is_named(node.target, variable):
                 inner = [n for n in ast.walk(node.iter) if isinstance(n, ast.Attribute)]
-                outer = [name for n in inner for name in self._named(n)]
+                outer = [name for n in inner for name in self._named(n, through)]
                 names += [item for name in outer for item in (self._items(name) or [name])]
             elif isinstance(node, ast.Assign) and any(_is_named(target, variable) for target in node.targets):
                 if isinstance(node.value, (ast.Attribute, ast.Subscript)):
-                    names += self._named(node.value)
+                    names += self._named(node.value, through)
         return names
 
     def _items(self, module: str) -> list[str]:

@@ -182,9 +182,17 @@ def _attribute(owner: Any, name: str) -> Any:
             return _MISSING
     if held is _MISSING and not hasattr(type(owner), "__getattr__"):
         return _MISSING
-    if held is _MISSING or getattr(owner, "__dict__", {}).get(name, _MISSING) is not held:
+    if held is _MISSING or _own(owner).get(name, _MISSING) is not held:
         raise _UnclearError
     return held
+
+
+def _own(owner: Any) -> Mapping[str, Any]:
+    """Return the attributes of an object alone, past what its class does when they are read."""
+    try:
+        return object.__getattribute__(owner, "__dict__")  # type: ignore[no-any-return]
+    except AttributeError:
+        return {}
 
 
 def _item(owner: Any, index: Any) -> Any:

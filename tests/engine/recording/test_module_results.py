@@ -60,6 +60,20 @@ class _Dropped(_Net):
         return self.leave(self.between(self.encode(x)))
 
 
+class _Around(_Net):
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Any:
+        """Set variables to parts of themselves and of each other in the branch."""
+        h = self.encode(x)
+        if other is not None:
+            part: Any = [h]
+            rest: Any = [other]
+            part = part[0]
+            rest = part[1]
+            part = rest[0]
+            return torch.sum(part)
+        return self.leave(self.between(h))
+
+
 @pytest.mark.parametrize(
     ("cls", "whole"),
     [
@@ -68,6 +82,7 @@ class _Dropped(_Net):
         (_ToAnother, {"encode", "between"}),
         (_Item, {"layers.0"}),
         (_Dropped, set()),
+        (_Around, {"encode"}),
     ],
 )
 def test_which_layers_stay_whole(cls: type[_Net], whole: set[str]) -> None:
