@@ -22,7 +22,7 @@ from engine.errors import InputError
 from engine.program.stored import HISTORY, PART, modules_of, parameters_of, stored_tensors
 from engine.recording.attributes import Attribute
 from engine.recording.model_code import code_of, module_namespaces
-from engine.recording.number_lists import is_list_of_numbers
+from engine.recording.number_lists import is_choice, is_list_of_numbers
 from engine.source.attribute_writes import EVERYTHING, written_attributes, written_by_modules
 from engine.source.coefficients import coefficients
 from engine.source.instructions import arguments_of
@@ -73,6 +73,7 @@ class MutableState:
         self._tensors: dict[int, Tensor] = {}
         self.names: set[str] = set()
         self.attributes: list[Attribute] = []
+        self._choices: set[tuple[str, str]] = set()
         self.coefficients: dict[tuple[str, str], nn.Module] = {}
         inside = tuple(f"{name}." for name in opaque)
         self._fixed = {*parameters_of(model), *(name for name in stored_tensors(model) if name.startswith(inside))}
@@ -91,6 +92,11 @@ class MutableState:
         unknown = [pattern for pattern in self._constants if pattern not in self._matched]
         if unknown:
             raise InputError(f"`constants` names {unknown[0]!r}; the model has no such buffer, attribute or argument.")
+
+    @property
+    def set_later(self) -> set[tuple[str, str]]:
+        """The attributes that code sets later, of kinds that can be recorded at others or that choose, by module."""
+        return {(attribute.owner, attribute.name) for attribute in self.attributes} | self._choices
 
     def __contains__(self, tensor: Tensor) -> bool:
         return id(tensor) in self._tensors
@@ -142,6 +148,8 @@ class MutableState:
             if (isinstance(value, _SETTABLE) or is_list_of_numbers(value)) and not self.declared(prefix + name):
                 if name in self._written[type(module)] and not isinstance(module, torch.jit.ScriptModule):
                     self.attributes.append(Attribute(prefix.removesuffix("."), module, name))
+            elif is_choice(value) and name in self._written[type(module)] and not self.declared(prefix + name):
+                self._choices.add((prefix.removesuffix("."), name))
             if isinstance(value, _PLAIN):
                 continue
             tensors = [] if _is_flat(value) else list(_held([value]))

@@ -1,4 +1,4 @@
-"""Lists of numbers in attributes that code sets later: indices of levels, dimensions, widths.
+"""Lists of numbers and texts in attributes that code sets later: indices and names of levels, dimensions, widths.
 
 Some other lists are recorded. The orders and choices that such a list may hold are more than can be, so that what the
 functions that read it compute is kept whole.
@@ -18,7 +18,7 @@ from engine.recording.surroundings import use_values_around_code
 from engine.source.function_text import syntax_of
 from engine.source.syntax import nodes_of
 
-__all__ = ["is_list_of_numbers", "other_lists", "use_values_chosen_by_lists"]
+__all__ = ["is_choice", "is_list_of_numbers", "other_lists", "use_values_chosen_by_lists"]
 
 _MOST_ITEMS = 8
 _PASSED = (ast.Subscript, ast.Starred, ast.keyword)
@@ -35,6 +35,19 @@ def is_list_of_numbers(value: Any) -> bool:
     if type(value) not in (list, tuple) or not 0 < len(value) <= _MOST_ITEMS:
         return False
     return all(type(item) in (bool, int, float) for item in value)
+
+
+def is_choice(value: Any) -> bool:
+    """Whether a value is a short collection of numbers and texts, by which code may choose (``return_layers``).
+
+    Example:
+        >>> [is_choice(value) for value in (["s", 1], {2}, {"layer4": "out"}, [object()], {"a": object()})]
+        [True, True, True, False, False]
+    """
+    if type(value) not in (list, tuple, set, frozenset, dict) or not 0 < len(value) <= _MOST_ITEMS:
+        return False
+    items = [*value, *(value.values() if isinstance(value, dict) else ())]
+    return all(type(item) in (bool, int, float, str) for item in items)
 
 
 def other_lists(numbers: list[Any] | tuple[Any, ...]) -> Iterator[list[Any] | tuple[Any, ...]]:
@@ -63,7 +76,7 @@ def use_values_chosen_by_lists(runs: RecordedRuns, dataflow: Dataflow, assumptio
         assumptions: is extended.
     """
     owners = ((runs.modules[name], key) for name, key in runs.set_later if name in runs.modules)  # or in a container
-    lists = {key: f"{type(m).__name__}.{key}" for m, key in owners if is_list_of_numbers(vars(m).get(key))}
+    lists = {key: f"{type(m).__name__}.{key}" for m, key in owners if is_choice(vars(m).get(key))}
     for code in runs.coverage.called if lists else ():
         for key in [key for key in lists.keys() & set(code.co_names) if _chooses(code, key)]:
             reason = f"is computed by {code.co_name}, which reads {lists[key]}: a list of numbers that code sets later"

@@ -198,7 +198,7 @@ class Recorder(Versions, TorchDispatchMode):
             stored={name: self._stored[own] for name, own in self._aliases.items() if own in self._stored},
             parameters={n for n, t in self._tensors.items() if isinstance(t, nn.Parameter) and t.numel()},
             of_entries=self.coverage.codes_of_entries,
-            set_later={(a.owner, a.name) for a in (() if self._changing is None else self._changing.attributes)},
+            set_later=() if self._changing is None else self._changing.set_later,
         )
         arguments = ForwardArguments(self._model, args, kwargs, declared, runs.sized)
         assumptions = assumptions_about_unreached_code(runs, arguments, declared, functions)

@@ -45,11 +45,12 @@ class NumberRead:
         number: with its expression.
 
     Attributes:
-        values: the tensors that have these sizes.
+        values: the tensors that have these sizes, but for the first of several, which is that of the batch.
     """
 
     def __init__(self, number: Size | Scalar) -> None:
-        self.values = tuple(leaf.value for leaf in leaves(number.expr) if isinstance(leaf, ShapeOf))
+        sizes = [leaf for leaf in leaves(number.expr) if isinstance(leaf, ShapeOf)]
+        self.values = tuple(leaf.value for leaf in sizes if leaf.dim > 0 or leaf.value.ndim == 1)
 
 
 def parts_read(thing: Any, name: str, branch: Branch, variables: Mapping[str, Any]) -> Any:

@@ -172,6 +172,12 @@ class _Collected(_Net):
         return self.leave(sum(collected))  # type: ignore[no-any-return]
 
 
+class _NamedLevels(_Net):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        h = self.features(x)
+        return {name: level for name, level in (("hidden", h), ("out", self.leave(h))) if name in self.chosen}
+
+
 class _Order(_Net):
     def forward(self, x: Tensor) -> Tensor:
         h = self.features(x)
@@ -225,6 +231,11 @@ TRAPS = [
     _trap("levels in a tuple", "sum(features[i] for i in self.out_indices)", lambda: _Levels((0,)), _chosen((2, 1))),
     _trap("levels that are looked for in a list", "if i in self.return_layers", lambda: _Collected([0]),
           _chosen([2, 1])),
+    _trap("levels that are looked for in a set", "out_indices = {3}", lambda: _Collected({0}), _chosen({2, 1})),
+    _trap("names of levels in a list", "if name in self.return_layers", lambda: _NamedLevels(["out"]),
+          _chosen(["hidden", "out"])),
+    _trap("names of levels in a dictionary", "IntermediateLayerGetter: return_layers = {'layer4': 'out'}",
+          lambda: _NamedLevels({"out": "0"}), _chosen({"hidden": "0"})),
     _trap("the order of layers in a list", "for i in self.order: x = self.layers[i](x)", lambda: _Order([1]),
           _chosen([2, 1])),
     _trap("dimensions in a list", "x.flip(self.dims)", lambda: _Flipped([0]), _chosen([1])),
