@@ -78,9 +78,15 @@ def use_values_chosen_by_lists(runs: RecordedRuns, dataflow: Dataflow, assumptio
     owners = ((runs.modules[name], key) for name, key in runs.set_later if name in runs.modules)  # or in a container
     lists = {key: f"{type(m).__name__}.{key}" for m, key in owners if is_choice(vars(m).get(key))}
     for code in runs.coverage.called if lists else ():
-        for key in [key for key in lists.keys() & set(code.co_names) if _chooses(code, key)]:
+        for key in [key for key in lists.keys() & _names_in(code) if _chooses(code, key)]:
             reason = f"is computed by {code.co_name}, which reads {lists[key]}: a list of numbers that code sets later"
             use_values_around_code(code, runs.modules, dataflow, assumptions, reason)
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """Return the names in a function, and in the comprehensions and functions inside of it."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return set(code.co_names).union(*map(_names_in, inner))
 
 
 def _chooses(code: CodeType, attribute: str) -> bool:
