@@ -35,7 +35,7 @@ def tensors_held_by(thing: Any) -> Iterator[Tensor]:
 
     Example:
         >>> h = torch.ones(2)
-        >>> [t is h for t in tensors_held_by(lambda: h.sum())], [t is h for t in tensors_held_by(iter([1, [h]]))]
+        >>> [t is h for t in tensors_held_by(lambda h=h: h.sum())], [t is h for t in tensors_held_by(iter([1, [h]]))]
         ([True], [True])
     """
     waiting, seen = deque([] if isinstance(thing, _NOT_FOLLOWED) else [thing]), {id(thing)}
@@ -62,7 +62,7 @@ def tensors_of_variable(held: Any) -> tuple[str, Sequence[Tensor]]:
 
     Example:
         >>> h = torch.ones(2)
-        >>> [tensors_of_variable(held)[0] for held in (h, [h, 1], [lambda: h])]
+        >>> [tensors_of_variable(held)[0] for held in (h, [h, 1], [lambda h=h: h])]
         ['values', 'values', 'inside']
     """
     plain = list(itertools.islice(tensors_in(held), _MOST_TENSORS))

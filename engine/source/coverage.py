@@ -22,7 +22,7 @@ from engine.source.branches import RESULT, Branch, FunctionBranches, branches_of
 from engine.source.function_text import lines_of
 from engine.source.instructions import has_while_loop
 from engine.source.omitted_arguments import fallback_variables
-from engine.source.paths_read import parts_read, state_read
+from engine.source.paths_read import PartsRead, parts_read, state_read
 from engine.source.sites import CALLBACKS, ENGINE, is_library
 from engine.source.skips import SkipWatch
 from engine.source.unread_code import UnreadFunction
@@ -363,7 +363,10 @@ class CoverageTracer:
         """Note what is returned where branches did not run that would return something else."""
         for branch in coverage.pending():
             if branch.returns:
-                self._note(coverage.seen.setdefault(branch, {}), RESULT, result)
+                plain = isinstance(
+                    result, _PLAIN
+                )  # what a whole object holds is no result: a property returns a trainer
+                self._note(coverage.seen.setdefault(branch, {}), RESULT, result if plain else PartsRead([]))
 
     def _note_variables(
         self,
@@ -387,10 +390,9 @@ class CoverageTracer:
                     if single and end or late and name in seen and name not in branch.assigned:
                         continue  # an object that other code has filled by now
                     held = parts_read(held, name, branch, variables)
+                seen.setdefault(name, [])
                 if name in variables:
                     self._note(seen, name, held)
-                else:
-                    seen.setdefault(name, [])
 
     def _note(self, seen: dict[str, list[Any]], name: str, held: Any) -> None:
         values, summary = seen.setdefault(name, []), self._summarize(held)
