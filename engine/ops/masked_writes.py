@@ -34,8 +34,12 @@ def _is_the_same_for_all_channels(graph: Graph, mask: Value) -> bool:
     return mask.ndim > 0
 
 
+def _operands(node: Node) -> tuple[Value, Value, Value]:
+    return node.args["self"], node.args["mask"], node.args["source"]
+
+
 def _writes_rows(node: Node, graph: Graph) -> bool:
-    base, mask, source = node.inputs[:3]
+    base, mask, source = _operands(node)
     same_width = source.ndim > 1 and source.shape[-1] == base.shape[-1] == node.output.shape[-1]
     return base.ndim > 1 and same_width and _is_the_same_for_all_channels(graph, mask)
 
@@ -57,21 +61,22 @@ def _labels(node: Node, labels: Labels) -> None:
 
 
 def _in_each_row(array: Tensor) -> Tensor:
-    """Return the last dimension of an array: NaN where it differs along another one."""
+    """Return the last dimension of an array: NaN where it differs along another one, or may do so at another size."""
     rows = array.reshape(-1, array.shape[-1])
-    return torch.where((rows == rows[:1]).all(0), rows[0], math.nan)
+    return rows[0] if len(rows) == 1 else torch.where((rows == 0).all(0), 0.0, math.nan)
 
 
 def _constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
     """A channel that is the same number in base and source is so in the result."""
     if not _writes_rows(node, constants.graph):
         return None
-    base, written = (_in_each_row(constants.plain(node.inputs[place])) for place in (0, 2))
-    return [torch.where(base == written, base, math.nan).view([1] * (node.output.ndim - 1) + [-1])]
+    base, _, source = _operands(node)
+    left, written = (_in_each_row(constants.plain(value)) for value in (base, source))
+    return [torch.where(left == written, left, math.nan).view([1] * (node.output.ndim - 1) + [-1])]
 
 
 def _use(node: Node, use: Use) -> None:
-    base, mask, source = node.inputs[:3]
+    base, mask, source = _operands(node)
     used = use[node.output]
     if not _writes_rows(node, use.constants.graph):
         for value in node.inputs:

@@ -20,8 +20,8 @@ from torch import nn
 
 from engine.program.expressions import Apply, AttributeOf, Expr, Guard, evaluate, leaves
 from engine.program.graph import Node, Value
+from engine.recording.attribute_choices import is_list_of_numbers, other_lists
 from engine.recording.model_code import methods_of, user_classes, words_in
-from engine.recording.number_lists import is_list_of_numbers, other_lists
 from engine.source.integers import integers
 from engine.source.setup_code import functions_of, is_setup
 from engine.source.sizes import booleans_in

@@ -8,8 +8,8 @@ well. In any other place all of its channels count.
 from __future__ import annotations
 
 import ast
+import builtins
 import functools
-import inspect
 from collections.abc import Collection, Iterator, Mapping
 
 from torch import nn
@@ -19,8 +19,12 @@ from engine.recording.dataflow import Dataflow
 from engine.recording.untaken import UntakenBranch
 from engine.source.branches import RESULT, Branch
 from engine.source.effects import Effect
+from engine.source.syntax import parents_of
 
 __all__ = ["results_used_otherwise"]
+
+_PARTS = frozenset({"_modules", "children", "modules", "named_children", "named_modules"})
+"""Attributes and methods of a module by which code goes through its parts."""
 
 
 def results_used_otherwise(
@@ -47,6 +51,12 @@ def results_used_otherwise(
 
 
 class _Calls:
+    """The calls of modules in a branch, and what becomes of their results.
+
+    Args:
+        branch, modules, dataflow: as above.
+    """
+
     def __init__(self, branch: UntakenBranch, modules: Mapping[str, nn.Module], dataflow: Dataflow) -> None:
         self._branch, self._modules, self._dataflow = branch, modules, dataflow
 
@@ -54,22 +64,31 @@ class _Calls:
         """Return the modules that a call may run: itself, as an item, by a method, or as an argument of a function."""
         names = self._called(call.func)
         if not names:
-            names = {name for argument in call.args for name in self._named(argument)}
+            names = {name for argument in _arguments(call) for name in self._named(argument)}
         return names - {"", self._branch.owner}
 
     def _called(self, function: ast.expr) -> set[str]:
         names = set(self._named(function))
         if names or not isinstance(function, ast.Attribute):
             return names
-        if isinstance(function.value, ast.Name) and function.value.id == self._branch.self_name:
-            is_method = inspect.ismethod(self._branch.attribute(function))
-            return self._branch.modules_in_method(function.attr) if is_method else set()
+        if self._is_owner(function.value):
+            return self._branch.modules_in_method(function.attr)
         return set(self._named(function.value))
+
+    def _is_owner(self, expr: ast.expr) -> bool:
+        """Whether an expression is the module that the code belongs to: ``self``, or ``super()``."""
+        if isinstance(expr, ast.Call):
+            return isinstance(expr.func, ast.Name) and expr.func.id == "super"
+        return isinstance(expr, ast.Name) and expr.id == self._branch.self_name
 
     def _named(self, expr: ast.expr, through: Collection[str] = ()) -> list[str]:
         """Return the modules that an expression stands for; ``through``: the variables that led to it."""
         if isinstance(expr, ast.Subscript):
-            return [name for outer in self._named(expr.value, through) for name in self._items(outer)]
+            return self._members(expr.value, through)
+        if isinstance(expr, ast.Call):
+            return self._looked_up(expr, through)
+        if isinstance(expr, ast.Attribute) and expr.attr in _PARTS:
+            return [part for owner in self._owners(expr.value, through) for part in self._parts(owner)]
         if isinstance(expr, ast.Name):
             is_new = expr.id not in (self._branch.self_name, *through)
             picked = self._picked(expr.id, {*through, expr.id}) if is_new else []
@@ -77,23 +96,51 @@ class _Calls:
         name = self._branch.module_name(self._branch.attribute(expr)) if isinstance(expr, ast.Attribute) else None
         return [] if name is None else [name]
 
+    def _owners(self, expr: ast.expr, through: Collection[str]) -> list[str]:
+        return [self._branch.owner] if self._is_owner(expr) else self._named(expr, through)
+
+    def _members(self, container: ast.expr, through: Collection[str]) -> list[str]:
+        """Return the modules among the items of a container: of a list of modules, or of ``self.children()``."""
+        names = self._named(container, through)
+        if any(isinstance(node, ast.Attribute) and node.attr in _PARTS for node in ast.walk(container)):
+            return names
+        return [item for name in names for item in self._items(name)]
+
+    def _looked_up(self, call: ast.Call, through: Collection[str]) -> list[str]:
+        """Return what ``getattr(self, name)`` and other functions may return: any part, unless the name is a text."""
+        match call:
+            case ast.Call(func=ast.Name(id="getattr"), args=[owner, *rest]):
+                pass
+            case ast.Call(func=ast.Attribute(value=owner, attr="get_submodule"), args=[*rest]):
+                pass
+            case ast.Call(func=ast.Attribute(attr=attribute)) if attribute in _PARTS:
+                return self._named(call.func, through)
+            case ast.Call(func=ast.Name(id=name), args=arguments) if name in vars(builtins):  # list(…), next(iter(…))
+                return [part for argument in arguments for part in self._named(argument, through)]
+            case _:
+                return []
+        first = rest[0].value if rest and isinstance(rest[0], ast.Constant) else None
+        parts = [part for outer in self._owners(owner, through) for part in self._parts(outer)]
+        return [part for part in parts if first is None or part.rpartition(".")[2] == str(first).partition(".")[0]]
+
     def _picked(self, variable: str, through: Collection[str]) -> list[str]:
         """Return the modules that a variable of the branch goes through, or that it is set to."""
         names: list[str] = []
         for node in self._branch.branch.syntax:
             if isinstance(node, (ast.For, ast.comprehension)) and _is_named(node.target, variable):
-                inner = [n for n in ast.walk(node.iter) if isinstance(n, ast.Attribute)]
-                outer = [name for n in inner for name in self._named(n, through)]
-                names += [item for name in outer for item in (self._items(name) or [name])]
+                for inner in (n for n in ast.walk(node.iter) if isinstance(n, ast.Attribute)):
+                    names += self._members(inner, through) or self._named(inner, through)
             elif isinstance(node, ast.Assign) and any(_is_named(target, variable) for target in node.targets):
                 if isinstance(node.value, (ast.Attribute, ast.Subscript)):
                     names += self._named(node.value, through)
         return names
 
     def _items(self, module: str) -> list[str]:
-        container = self._modules[module]
-        is_container = isinstance(container, (nn.ModuleList, nn.ModuleDict, nn.Sequential))
-        return [f"{module}.{key}".lstrip(".") for key in container._modules] if is_container else []
+        is_container = isinstance(self._modules[module], (nn.ModuleList, nn.ModuleDict, nn.Sequential))
+        return self._parts(module) if is_container else []
+
+    def _parts(self, module: str) -> list[str]:
+        return [f"{module}.{key}".lstrip(".") for key in self._modules[module]._modules]
 
     def asks_for_more(self, call: ast.Call, goes_on: bool) -> bool:
         """Whether a module may return inner values there: a method of it runs, or it gets an option.
@@ -105,7 +152,7 @@ class _Calls:
         function = call.func
         if isinstance(function, ast.Attribute) and not self._named(function) and self._named(function.value):
             return True
-        options = (a for a in (*call.args, *(k.value for k in call.keywords)) if isinstance(a, ast.Constant))
+        options = (argument for argument in _arguments(call) if isinstance(argument, ast.Constant))
         return not goes_on and any(option.value not in (None, False) for option in options)
 
     def inputs_of_user(self, result: ast.AST) -> Iterator[Value]:
@@ -128,12 +175,12 @@ class _Calls:
             return True
         if isinstance(user, ast.Return):
             return self._held(RESULT, outputs)
-        if isinstance(user, ast.Assign) and (as_it_is or user.value is result):
+        if isinstance(user, (ast.Assign, ast.AnnAssign)) and (as_it_is or user.value is result):
             return all(
                 isinstance(target, ast.Name) and self._is_read_as_elsewhere(target.id, outputs, through)
-                for target in user.targets
+                for target in (user.targets if isinstance(user, ast.Assign) else [user.target])
             )
-        if isinstance(user, ast.Call) and (as_it_is or result in [*user.args, *(k.value for k in user.keywords)]):
+        if isinstance(user, ast.Call) and (as_it_is or result in _arguments(user)):
             read = {value.index for name in self.modules(user) for value in self._dataflow.boundary(name)[0]}
             return not read.isdisjoint(outputs)
         return False
@@ -158,11 +205,16 @@ def _is_named(target: ast.AST, variable: str) -> bool:
     return any(isinstance(node, ast.Name) and node.id == variable for node in ast.walk(target))
 
 
+def _arguments(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *(keyword.value for keyword in call.keywords)]
+
+
 @functools.cache
 def _users(branch: Branch) -> Mapping[ast.AST, ast.AST]:
-    """Return the syntax around each node of a branch; keywords are part of their call."""
-    users = {child: node for node in branch.syntax for child in ast.iter_child_nodes(node)}
-    calls = {k.value: node for node in branch.syntax if isinstance(node, ast.Call) for k in node.keywords}
+    """Return the syntax around each node of a branch; what is passed by name is around its call."""
+    users = dict(parents_of(*branch.nodes))
+    for call in (node for node in branch.syntax if isinstance(node, ast.Call)):
+        users.update((keyword.value, call) for keyword in call.keywords)
     if branch.user is not None:
-        users.setdefault(branch.nodes[0], branch.user)
-    return users | calls
+        users[branch.nodes[0]] = branch.user
+    return users

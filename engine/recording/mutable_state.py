@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from engine.errors import InputError
 from engine.program.stored import HISTORY, PART, modules_of, parameters_of, stored_tensors
+from engine.recording.attribute_choices import is_choice, is_list_of_numbers
 from engine.recording.attributes import Attribute
 from engine.recording.model_code import code_of, module_namespaces
-from engine.recording.number_lists import is_choice, is_list_of_numbers
 from engine.source.attribute_writes import EVERYTHING, written_attributes, written_by_modules
 from engine.source.coefficients import coefficients
 from engine.source.instructions import arguments_of

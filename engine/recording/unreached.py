@@ -17,6 +17,7 @@ from engine.program.graph import Value
 from engine.program.places import shown_place
 from engine.recording.argument_fallbacks import assume_fallbacks_vary
 from engine.recording.assumptions import Assumptions
+from engine.recording.attribute_choices import use_values_chosen_by_lists
 from engine.recording.chosen_numbers import assume_other_numbers
 from engine.recording.dataflow import Dataflow
 from engine.recording.dynamic_calls import assume_nothing_of_dynamic_calls
@@ -27,7 +28,6 @@ from engine.recording.mentioned_modules import use_values_near_idle_modules
 from engine.recording.model_code import source_files
 from engine.recording.module_results import results_used_otherwise
 from engine.recording.mutability import Mutability
-from engine.recording.number_lists import use_values_chosen_by_lists
 from engine.recording.recorded_runs import RecordedRuns
 from engine.recording.skipped_code import are_aligned
 from engine.recording.surroundings import use_values_around_code
@@ -181,10 +181,10 @@ class _UntakenBranches:
         ):
             self._use_replaced(branch)
         if branch in self._open[branch.code, branch.owner]:
-            if branch.branch.skipped and not self._is_decided_by_size_alone(branch):
-                self._leave_out(branch)
             if not self._is_decided_by_size_alone(branch):
                 self._use_results(branch)
+                if branch.branch.skipped:
+                    self._leave_out(branch)
             for name in branch.replaced(selecting=self._selects_alone(branch)):
                 self._touch(branch.values_of(name, self._runs.stored), Effect.USES, branch)
         values_read = branch.values_read(self._runs.stored)
@@ -206,7 +206,7 @@ class _UntakenBranches:
                 self._not_analyzed[branch.place] = None
 
     def _use_results(self, branch: UntakenBranch) -> None:
-        """Count as used what modules compute that it calls, where it does something else with that."""
+        """Count as used what modules that it calls compute, where it does something else with their results."""
         if values := list(results_used_otherwise(branch, self._runs.modules, self._dataflow)):
             self._used_at[branch.place] = None
             self._touch(values, Effect.USES, branch)

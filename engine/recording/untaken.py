@@ -6,6 +6,7 @@ import ast
 import builtins
 import functools
 import inspect
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -148,8 +149,8 @@ class UntakenBranch:
     def _lacks_attribute(self, nodes: Sequence[ast.AST], never_changed: Callable[[str], bool]) -> bool:
         """Whether code uses an attribute of the module that is None or missing, and stays so."""
         owner, name = self._modules[self.owner], self.self_name
-        state = {key.split(".")[1].split("[")[0].strip() for key in self._seen if key.startswith(f"{name}.")}
-        used = set(attributes_used(tuple(nodes), name)) - state if name else set()
+        there = {match[1] for key in self._seen if (match := re.match(rf"{name}\.(\w+)", key))}  # while the call runs
+        used = set(attributes_used(tuple(nodes), name)) - there if name else set()
         held = {n: getattr(owner, n, _MISSING) for n in used}
         return any(value is _MISSING or value is None and never_changed(n) for n, value in held.items())
 
@@ -279,12 +280,12 @@ class UntakenBranch:
     # ------------------------------------------------------------------ recorded values
 
     def values_read(self, stored: Mapping[str, Value]) -> dict[str, list[Value]]:
-        """Return the recorded values that it may read, by variable; a parameter by its name and a space.
+        """Return the recorded values that it may read, by variable; other state by its text and a space.
 
         Args:
             stored: values of the parameters and buffers that were read, by name.
         """
-        names = self.branch.names | {name for name in self._seen if name.endswith(" ")}  # attributes and globals
+        names = self.branch.names | {name for name in self._seen if name.endswith(" ")}
         result = {name: self.values_of(name, stored) for name in names}
         for node in (inner for outer in self.branch.nodes for inner in nodes_read(outer)):
             held = self.attribute(node) if isinstance(node, ast.Attribute) else None

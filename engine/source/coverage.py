@@ -100,7 +100,7 @@ class CoverageTracer:
         forward: the code of forward, which is traced even if it has no branches.
         recorded_as: returns the tensor that stands for a tensor in the recording.
         count_line: called for each line that runs of a function with a loop that may not end, and of those watched.
-        origins: returns where in the code what was kept of a variable is computed; nothing where it is no tensor.
+        origins: returns what tells one kept value of a variable from another: where in the code tensors are computed.
 
     Attributes:
         functions: coverage by code of the function and name of the module.
@@ -303,7 +303,7 @@ class CoverageTracer:
                 for branch in assigning:
                     first, end = branch.span
                     if first <= before <= end and not first <= line <= end:
-                        self._note_variables(coverage, frame, [branch], late=True)
+                        self._note_variables(coverage, frame, [branch], "behind")
                 ran.add(frame.f_lasti)
                 frame.f_trace_opcodes = line in shared_lines
                 if line in decided_on:
@@ -318,7 +318,7 @@ class CoverageTracer:
                 skips.interrupt(line)
             elif event == "return":
                 skips.step(frame.f_lasti, line, 0)
-                self._note_variables(coverage, frame, function.decided_late, late=True, end=True)
+                self._note_variables(coverage, frame, function.decided_late, "at the end")
                 if arg is not None:
                     self._note_result(coverage, arg)
             return step
@@ -363,20 +363,14 @@ class CoverageTracer:
         """Note what is returned where branches did not run that would return something else."""
         for branch in coverage.pending():
             if branch.returns:
-                plain = isinstance(
-                    result, _PLAIN
-                )  # what a whole object holds is no result: a property returns a trainer
-                self._note(coverage.seen.setdefault(branch, {}), RESULT, result if plain else PartsRead([]))
+                held = result if isinstance(result, _PLAIN) else PartsRead([])  # what a trainer holds is no result
+                self._note(coverage.seen.setdefault(branch, {}), RESULT, held)
 
     def _note_variables(
-        self,
-        coverage: FunctionCoverage,
-        frame: FrameType,
-        branches: Sequence[Branch],
-        late: bool = False,
-        end: bool = False,
+        self, coverage: FunctionCoverage, frame: FrameType, branches: Sequence[Branch], when: str = "before"
     ) -> None:
-        """Note the values of variables that branches which did not run yet would read; ``late``: behind them."""
+        """Note what branches that did not run yet would read, ``"before"`` or ``"behind"`` them or ``"at the end"``."""
+        late = when != "before"
         for branch in branches:
             if not coverage.ran.isdisjoint(branch.offsets):
                 continue
@@ -387,12 +381,13 @@ class CoverageTracer:
             for name in branch.assigned if single else branch.names | branch.assigned if late else branch.noted:
                 held = variables.get(name)
                 if not isinstance(held, _PLAIN):
-                    if single and end or late and name in seen and name not in branch.assigned:
+                    if single and when == "at the end" or late and name in seen and name not in branch.assigned:
                         continue  # an object that other code has filled by now
                     held = parts_read(held, name, branch, variables)
-                seen.setdefault(name, [])
                 if name in variables:
                     self._note(seen, name, held)
+                else:
+                    seen.setdefault(name, [])
 
     def _note(self, seen: dict[str, list[Any]], name: str, held: Any) -> None:
         values, summary = seen.setdefault(name, []), self._summarize(held)

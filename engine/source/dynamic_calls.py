@@ -12,6 +12,7 @@ from typing import Any
 from engine.source.bindings import bindings, path_of
 from engine.source.conditions import Conditions
 from engine.source.function_text import syntax_of
+from engine.source.names_used import names_in
 from engine.source.static_attributes import table_of
 
 __all__ = ["DynamicCalls", "module_globals"]
@@ -31,7 +32,7 @@ class DynamicCalls:
         is_module: whether the attribute at a path is a module of the network; other analyses cover these.
 
     Example:
-        >>> list(DynamicCalls(_nested_code.__code__, (), lambda path: True))
+        >>> list(DynamicCalls(_is_only_lookup.__code__, (), lambda path: True))
         []
     """
 
@@ -43,7 +44,7 @@ class DynamicCalls:
         owner: str | None = None,
         is_module: Callable[[str], bool] = lambda path: False,
     ) -> None:
-        names = set(code.co_names) | {name for inner in _nested_code(code) for name in inner.co_names}
+        names = names_in(code)
         tree = syntax_of(code) if options or not _BY_NAME.isdisjoint(names) or "__dict__" in names else None
         self._owner, self._is_module, self._calls = owner, is_module, list[ast.Call]()
         if tree is not None:
@@ -98,10 +99,6 @@ class DynamicCalls:
         if first == self._owner and (not path or self._is_module(path)):
             return None
         return lookup.args[min(1, len(lookup.args) - 1)]
-
-
-def _nested_code(code: CodeType) -> Iterator[CodeType]:
-    yield from (constant for constant in code.co_consts if isinstance(constant, CodeType))
 
 
 def _is_only_lookup(call: ast.Call) -> bool:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from engine.source.bindings import FILLS, targets_of
-from engine.source.syntax import nodes_of
+from engine.source.syntax import nodes_of, parents_of
 
 __all__ = ["is_only_filled", "may_change_elsewhere"]
 
@@ -30,7 +30,7 @@ def is_only_filled(tree: ast.AST, name: str, is_torch: Callable[[ast.expr], bool
         >>> [is_only_filled(ast.parse(text), "x", lambda function: False) for text in texts]
         [True, False, False, False]
     """
-    parents = {child: node for node in nodes_of(tree) for child in ast.iter_child_nodes(node)}
+    parents = parents_of(tree)
     mentions = [node for node in nodes_of(tree, ast.Name) if node.id == name]
     new = set(_created_empty(tree))
     created = [node for node in mentions if node in new]
@@ -55,7 +55,7 @@ def may_change_elsewhere(tree: ast.AST, name: str, is_torch: Callable[[ast.expr]
         >>> [may_change_elsewhere(ast.parse(text), "x", lambda function: False) for text in texts]
         [False, True, True]
     """
-    parents = {child: node for node in nodes_of(tree) for child in ast.iter_child_nodes(node)}
+    parents = parents_of(tree)
     mentions = (node for node in nodes_of(tree, ast.Name) if node.id == name and not isinstance(node.ctx, ast.Store))
     return _is_bound_elsewhere(tree, name) or not all(
         _is_read(node, parents, is_torch) or _is_of_safe_method(node, parents) or _is_item_set(parents[node])
@@ -63,7 +63,7 @@ def may_change_elsewhere(tree: ast.AST, name: str, is_torch: Callable[[ast.expr]
     )
 
 
-def _is_of_safe_method(node: ast.Name, parents: dict[ast.AST, ast.AST]) -> bool:
+def _is_of_safe_method(node: ast.Name, parents: Mapping[ast.AST, ast.AST]) -> bool:
     method = parents[node]
     is_safe = isinstance(method, ast.Attribute) and method.attr in _READING_METHODS | FILLS
     return is_safe and getattr(parents[method], "func", None) is method
@@ -89,7 +89,7 @@ def _created_empty(tree: ast.AST) -> Iterator[ast.expr]:
             yield from (target for target, value, _ in pairs if isinstance(value, ast.List) and not value.elts)
 
 
-def _is_appended_to(node: ast.Name, parents: dict[ast.AST, ast.AST]) -> bool:
+def _is_appended_to(node: ast.Name, parents: Mapping[ast.AST, ast.AST]) -> bool:
     method = parents[node]
     call = parents[method]
     statement = parents.get(call)
@@ -97,7 +97,7 @@ def _is_appended_to(node: ast.Name, parents: dict[ast.AST, ast.AST]) -> bool:
     return appends and isinstance(call, ast.Call) and call.func is method and isinstance(statement, ast.Expr)
 
 
-def _is_read(node: ast.expr, parents: dict[ast.AST, ast.AST], is_torch: Callable[[ast.expr], bool]) -> bool:
+def _is_read(node: ast.expr, parents: Mapping[ast.AST, ast.AST], is_torch: Callable[[ast.expr], bool]) -> bool:
     """Whether an expression is only read where it stands."""
     if not isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
         return False
@@ -121,7 +121,7 @@ def _is_read(node: ast.expr, parents: dict[ast.AST, ast.AST], is_torch: Callable
     return False
 
 
-def _is_returned(node: ast.expr, parents: dict[ast.AST, ast.AST]) -> bool:
+def _is_returned(node: ast.expr, parents: Mapping[ast.AST, ast.AST]) -> bool:
     """Whether an expression leaves the function as its result, or as a part of it."""
     whole: ast.AST = node
     while isinstance(whole, (ast.Tuple, ast.List, ast.Dict, ast.IfExp)) or whole is node:

@@ -10,6 +10,7 @@ from types import CodeType
 from typing import Any
 
 from engine.source.function_text import syntax_of
+from engine.source.syntax import parents_of
 
 __all__ = ["Mention", "mentions"]
 
@@ -57,7 +58,7 @@ def mentions(code: CodeType) -> tuple[Mention, ...]:
 
 
 def _mentions(tree: ast.AST, owner: str) -> Iterator[Mention]:
-    parents = {child: parent for parent in ast.walk(tree) for child in ast.iter_child_nodes(parent)}
+    parents = parents_of(tree)
     names = (n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == owner and isinstance(n.ctx, ast.Load))
     for name in sorted(names, key=lambda n: (n.lineno, n.col_offset)):
         path: list[Any] = []

@@ -9,7 +9,7 @@ from types import CodeType
 from engine.source.control_flow import always_run
 from engine.source.function_text import syntax_of_file, text_of
 
-__all__ = ["attributes_used", "globals_used"]
+__all__ = ["attributes_used", "globals_used", "names_in"]
 
 
 @functools.cache
@@ -27,6 +27,18 @@ def attributes_used(nodes: tuple[ast.AST, ...], self_name: str) -> tuple[str, ..
             if isinstance(used.value, ast.Name) and used.value.id == self_name:
                 names.append(used.attr)
     return tuple(names)
+
+
+@functools.cache
+def names_in(code: CodeType) -> frozenset[str]:
+    """Return the names of globals and attributes in a function, and in the functions and comprehensions inside of it.
+
+    Example:
+        >>> sorted(names_in((lambda x: [item.width for item in x.items if item.size > LARGEST]).__code__))
+        ['LARGEST', 'items', 'size', 'width']
+    """
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return frozenset(code.co_names).union(*map(names_in, inner))
 
 
 @functools.cache

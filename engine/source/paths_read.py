@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 import inspect
 import threading
@@ -16,11 +15,16 @@ from torch import Tensor, nn
 from engine.program.expressions import ShapeOf, leaves
 from engine.source.branches import Branch
 from engine.source.measured import numbers_measured
+from engine.source.names_used import names_in
+from engine.source.sites import is_library
 from engine.source.sizes import Scalar, Size, is_tagged
+from engine.source.syntax import parents_of
 
 __all__ = ["NumberRead", "PartsRead", "parts_read", "state_read"]
 
-_MISSING = object()
+_MISSING, _UNCLEAR = object(), object()
+_NOTHING = (nn.Module, str, int, float, type(None))
+"""What holds no tensors, or none that this file looks for."""
 
 
 class _UnclearError(Exception):
@@ -77,8 +81,10 @@ def parts_read(thing: Any, name: str, branch: Branch, variables: Mapping[str, An
 def state_read(branch: Branch, variables: Mapping[str, Any], space: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield what a branch would read of modules' attributes, of globals and of sizes, each with its text and a space.
 
-    What a call leaves there and takes away before it ends is no output of it. A size that was read before, and that the
-    branch divides by or raises to a power, has to stay, and so has a float that was computed from sizes.
+    What a call leaves there and takes away before it ends is no output of it. Where an index cannot be told, the whole
+    container is read; a method or a property of a module reads all attributes that it names. A size that was read
+    before, and that the branch divides by or raises to a power, has to stay, and so has a float that was computed from
+    sizes.
 
     Args:
         branch: a part of a function.
@@ -88,9 +94,7 @@ def state_read(branch: Branch, variables: Mapping[str, Any], space: Mapping[str,
     for path, root in _state(branch):
         owner = variables.get(root, _MISSING)
         if isinstance(owner, nn.Module) or owner is _MISSING:
-            held = _read(path, variables if root in variables else space)
-            if not isinstance(held, (nn.Module, str, int, float, type(None))):
-                yield f"{ast.unparse(path)} ", held
+            yield from _state_at(path, variables if root in variables else space)
     for number in _numbers(branch):
         if is_tagged(held := _read(number, variables)):
             yield f"{ast.unparse(number)} ", NumberRead(held)
@@ -99,12 +103,43 @@ def state_read(branch: Branch, variables: Mapping[str, Any], space: Mapping[str,
             yield f"{name} ", NumberRead(held)
 
 
+def _state_at(path: ast.expr, variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what is read at a path, or at the longest part of it that can be told."""
+    while (held := _read(path, variables)) is _UNCLEAR:
+        if not isinstance(path, (ast.Attribute, ast.Subscript)):
+            return
+        owner = _read(path.value, variables)
+        if isinstance(owner, nn.Module) and isinstance(path, ast.Attribute):
+            for name in _attributes_behind(type(owner), path.attr) & vars(owner).keys():  # type: ignore[arg-type]
+                if not isinstance(vars(owner)[name], _NOTHING):
+                    yield f"{ast.unparse(path.value)}.{name} ", vars(owner)[name]
+            return
+        path = path.value
+    if not isinstance(held, _NOTHING):
+        yield f"{ast.unparse(path)} ", held
+
+
 def _read(path: ast.expr, variables: Mapping[str, Any]) -> Any:
-    """Return what is at a path; None where that is not there, or cannot be told."""
-    with contextlib.suppress(_UnclearError):
+    """Return what is at a path; None where nothing is."""
+    try:
         held = _value_at(path, variables)
-        return None if held is _MISSING else held
-    return None
+    except _UnclearError:
+        return _UNCLEAR
+    return None if held is _MISSING else held
+
+
+@functools.cache
+def _attributes_behind(kind: Any, name: str) -> frozenset[str]:
+    """Return the attributes that a method or a property of a class of modules names, by way of others as well."""
+    names, waiting = set[str](), [name]
+    while waiting:
+        member = inspect.getattr_static(kind, waiting.pop(), None)
+        function = member.fget if isinstance(member, property) else member
+        if isinstance(function, types.FunctionType) and not is_library(function.__code__.co_filename):
+            new = names_in(function.__code__) - names
+            names |= new
+            waiting += new
+    return frozenset(names)
 
 
 @functools.cache
@@ -115,36 +150,35 @@ def _numbers(branch: Branch) -> tuple[ast.expr, ...]:
 @functools.cache
 def _state(branch: Branch) -> tuple[tuple[ast.expr, str], ...]:
     """Return the longest paths to attributes and items, and globals, each with the variable that it begins at."""
-    around = _around(branch)
     paths = {}
     for root in (node for node in branch.syntax if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)):
-        path = _path_from(root, around)
-        is_called = isinstance(around.get(path), ast.Call) and getattr(around[path], "func", None) is path
-        if not (path is root and is_called):
+        path = _path_from(root, branch)
+        if not (path is root and _is_called(path, branch)):
             paths[ast.dump(path)] = path, root.id
     return tuple(paths.values())
 
 
-def _around(branch: Branch) -> Mapping[ast.AST, ast.AST]:
-    return {child: node for node in branch.syntax for child in ast.iter_child_nodes(node)}
+def _path_from(root: ast.expr, branch: Branch) -> ast.expr:
+    """Return the longest path of attributes and items from a variable on."""
+    path, around = root, parents_of(*branch.nodes)
+    while isinstance(outer := around.get(path), (ast.Attribute, ast.Subscript)) and outer.value is path:
+        path = outer
+    return path
 
 
-def _path_from(root: ast.expr, around: Mapping[ast.AST, ast.AST]) -> ast.expr:
-    """Return the longest path of attributes and items from a variable on, without a method that is called."""
-    path, outer = root, around.get(root)
-    while isinstance(outer, (ast.Attribute, ast.Subscript)) and outer.value is path:
-        path, outer = outer, around.get(outer)
-    is_method = isinstance(outer, ast.Call) and outer.func is path and isinstance(path, ast.Attribute)
-    return path.value if is_method else path  # type: ignore[attr-defined]
+def _is_called(path: ast.expr, branch: Branch) -> bool:
+    call = parents_of(*branch.nodes).get(path)
+    return isinstance(call, ast.Call) and call.func is path
 
 
 @functools.cache
 def _paths(branch: Branch) -> Mapping[str, tuple[ast.expr, ...] | None]:
     """Return the attributes and items that are read of each variable; None where it is read as it is, or changed."""
-    around = _around(branch)
     paths: dict[str, tuple[ast.expr, ...] | None] = {}
     for root in (node for node in branch.syntax if isinstance(node, ast.Name)):
-        path = _path_from(root, around)
+        path = _path_from(root, branch)
+        if isinstance(path, ast.Attribute) and _is_called(path, branch):  # a method of what is read
+            path = path.value
         before = paths.get(root.id, ())
         is_read = path is not root and isinstance(getattr(path, "ctx", None), ast.Load)
         paths[root.id] = (*before, path) if is_read and before is not None else None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["TRIES", "compares_with_none", "is_literal_size", "nodes_of"]
+__all__ = ["TRIES", "compares_with_none", "is_literal_size", "nodes_of", "parents_of"]
 
 TRIES = (ast.Try, ast.TryStar)
 """Kinds of statements that catch errors."""
@@ -27,6 +27,21 @@ def nodes_of(tree: ast.AST, *kinds: type[ast.AST]) -> Sequence[Any]:
         (['y', 'f', 'x'], True)
     """
     return tuple(node for node in ast.walk(tree) if not kinds or isinstance(node, kinds))
+
+
+@functools.cache
+def parents_of(*trees: ast.AST) -> Mapping[ast.AST, ast.AST]:
+    """Return the syntax node around each node of some trees.
+
+    Args:
+        trees: are not changed afterwards; what is around them is not known.
+
+    Example:
+        >>> [call] = nodes_of(tree := ast.parse("y = f(x)"), ast.Call)
+        >>> ast.unparse(parents_of(tree)[call]), call in parents_of(call)
+        ('y = f(x)', False)
+    """
+    return {child: node for tree in trees for node in nodes_of(tree) for child in ast.iter_child_nodes(node)}
 
 
 def is_literal_size(size: ast.expr) -> bool:

@@ -108,7 +108,31 @@ def test_state_that_is_read() -> None:
     code = "y = self.held.mean() + self.inner.held['a'] + f(self.place, self.absent) + HELD[0]"
     branch = Branch(ast.parse(code).body, None, frozenset())
     state = dict(state_read(branch, {"self": module}, {"HELD": _GLOBAL, "f": len}))
-    assert state.keys() == {"self.held ", "self.inner.held['a'] ", "HELD[0] "} and all(t is _H for t in state.values())
+    assert state.keys() == {"self.held.mean ", "self.inner.held['a'] ", "HELD[0] "} and all(
+        t is _H for t in state.values()
+    )
+
+
+class _Reading(_Module):
+    @property
+    def hidden(self) -> Any:
+        """What it holds."""
+        return self.held
+
+    def norm(self) -> Any:
+        """Use it."""
+        return self.hidden.norm()
+
+
+@pytest.mark.parametrize(
+    "code", ["self.hidden", "self.norm()", "self.held[f(1)]", "self.held[1:].mean()", "self.held.pop()"]
+)
+def test_state_that_cannot_be_told(code: str) -> None:
+    """Methods and properties read what they name; of a container whose index cannot be told, all is read."""
+    module = _Reading()
+    module.held = [_H]  # type: ignore[assignment]
+    state = dict(state_read(Branch(ast.parse(code).body, None, frozenset()), {"self": module}, {}))
+    assert list(state.values()) == [module.held]
 
 
 def test_sizes_that_are_read() -> None:

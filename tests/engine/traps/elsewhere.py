@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import math
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,8 +15,8 @@ from torch import Tensor, nn
 from engine.recording import chosen_numbers, unreached
 from engine.source import chosen_calls, coverage, paths_read
 from tests.engine.traps.entering import Net, called, noise
-from tests.engine.traps.objects import MANY
-from tests.engine.traps.trap import Ablation, Trap, Use
+from tests.engine.traps.objects import MANY, of_many
+from tests.engine.traps.trap import Ablation
 
 __all__ = ["ABLATIONS", "TRAPS"]
 
@@ -119,6 +118,22 @@ class _FirstLayers(_Net):
         return y
 
 
+class _LookedUp(_Net):
+    def forward(self, x: Tensor) -> Any:
+        if len(x) > 40:
+            for name in ("encode",):
+                x = getattr(self, name)(x)
+            return x.mean(1)
+        return self.leave(self.encode(x))
+
+
+class _Child(_Net):
+    def forward(self, x: Tensor) -> Any:
+        if len(x) > 40:
+            return next(iter(self.children()))(x).mean(1)
+        return self.leave(self.encode(x))
+
+
 class _AsBefore(_Net):
     """Calls its layers as it does elsewhere: they may lose channels."""
 
@@ -143,6 +158,39 @@ class _Attribute(_Net):
         if len(x) > 40:
             y = y + _norms(self.h)
         self.h = None
+        return y
+
+
+class _Part(_Net):
+    """Reads a part of what it holds, which an index picks that cannot be told."""
+
+    def forward(self, x: Tensor) -> Any:
+        self.levels = {"level1": self.encode(x)}
+        y = self.leave(self.levels["level1"])
+        if len(x) > 40:
+            y = y + sum(_norms(self.levels[f"level{i}"]) for i in (1,))
+        self.levels = {}
+        return y
+
+
+class _ByProperty(_Net):
+    _h: Tensor | None = None
+
+    @property
+    def hidden(self) -> Tensor | None:
+        """What is held."""
+        return self._h
+
+    def norms(self) -> Tensor:
+        """Return one number for each sample."""
+        return _norms(self.hidden)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor) -> Any:
+        self._h = self.encode(x)
+        y = self.leave(self._h)
+        if len(x) > 40:
+            y = y + self.norms()
+        self._h = None
         return y
 
 
@@ -281,36 +329,36 @@ class _Compared(Net):
         return x.square().mean(1)
 
 
-def _trap(name: str, source: str, make: Callable[[], nn.Module], *uses: Use, shrinks: bool = False) -> Trap:
-    return Trap(name, source, make, lambda model: noise(2), [called(noise(MANY)), *uses], shrinks=shrinks)
-
-
 TRAPS = [
-    _trap("a second view through the same layers", "CLIP, SimSiam: if x2 is not None: return self.encoder(x2)",
+    of_many("a second view through the same layers", "CLIP, SimSiam: if x2 is not None: return self.encoder(x2)",
           _SecondView, called(noise(3), other=noise(5))),
-    _trap("a consistency loss on demand", "FixMatch: F.mse_loss(self.encoder(x), self.encoder(weak).detach())",
+    of_many("a consistency loss on demand", "FixMatch: F.mse_loss(self.encoder(x), self.encoder(weak).detach())",
           _Consistency, called(noise(3), weak=noise(3) + 1)),
-    _trap("features of a large batch alone", "return self.encoder(x).mean(1)", _Features),
-    _trap("a level between the layers of a part", "self.encoder.forward_features(x)", _Between),
-    _trap("a level between the layers, to the head", "self.head(self.encoder.forward_features(x))", _BetweenToHead),
-    _trap("what a method computes, once more", "self.extract(x).pow(2).mean()", _ByMethod),
-    _trap("the first layers once more", "for layer in self.layers[:1]: z = layer(z)", _FirstLayers),
-    _trap("layers that are called as before", "return self.head(self.encoder(other))", _AsBefore,
+    of_many("features of a large batch alone", "return self.encoder(x).mean(1)", _Features),
+    of_many("a level between the layers of a part", "self.encoder.forward_features(x)", _Between),
+    of_many("a level between the layers, to the head", "self.head(self.encoder.forward_features(x))", _BetweenToHead),
+    of_many("what a method computes, once more", "self.extract(x).pow(2).mean()", _ByMethod),
+    of_many("the first layers once more", "for layer in self.layers[:1]: z = layer(z)", _FirstLayers),
+    of_many("a layer that is looked up by its name", "getattr(self, f'layer{i}')(x)", _LookedUp),
+    of_many("the first of the children", "list(self.children())[0](x)", _Child),
+    of_many("layers that are called as before", "return self.head(self.encoder(other))", _AsBefore,
           called(noise(3), other=noise(5)), shrinks=True),
-    _trap("a tensor that an attribute holds for a while", "self.feats = h; …; self.feats = None", _Attribute),
-    _trap("a tensor that a part holds for a while", "self.head.context = h; try: … finally: …", _ForAPart),
-    _trap("a tensor in a list of the file for a while", "CACHE.append(h); …; CACHE.clear()", _Global),
-    _trap("a tensor that a thread holds for a while", "STATE = threading.local()", _Local),
-    _trap("a term behind an operator", "loss = y + (self.training and aux)", _Operand),
-    _trap("a term behind two operators", "y + (aux and len(x) > n and h.norm())", _LastOperand,
+    of_many("a tensor that an attribute holds for a while", "self.feats = h; …; self.feats = None", _Attribute),
+    of_many("an item that an attribute holds for a while", "self.features[f'p{level}']", _Part),
+    of_many("a tensor that a method reads by a property", "self.aux_loss(), with self.hidden", _ByProperty),
+    of_many("a tensor that a part holds for a while", "self.head.context = h; try: … finally: …", _ForAPart),
+    of_many("a tensor in a list of the file for a while", "CACHE.append(h); …; CACHE.clear()", _Global),
+    of_many("a tensor that a thread holds for a while", "STATE = threading.local()", _Local),
+    of_many("a term behind an operator", "loss = y + (self.training and aux)", _Operand),
+    of_many("a term behind two operators", "y + (aux and len(x) > n and h.norm())", _LastOperand,
           called(noise(MANY), aux=True)),
-    _trap("an index that is changed", "i -= 1; return features[i]", _Changed),
-    _trap("a key that is changed", "key = key.replace('_flip', '')", _ChangedText),
-    _trap("the last of some rounds", "if i == self.num_feature_levels: return x", _LastRound),
-    _trap("levels that are asked for", "if i in out_indices: outs.append(x)", _Asked),
-    _trap("a side of a comparison", "if i == (a if training else b): break", _Compared),
-    _trap("a temperature from a width", "attn / math.sqrt(q.shape[-1])", _Temperature),
-    _trap("a width in an attribute for a while", "self.dim = h.shape[1]; …; y / self.dim", _Dim),
+    of_many("an index that is changed", "i -= 1; return features[i]", _Changed),
+    of_many("a key that is changed", "key = key.replace('_flip', '')", _ChangedText),
+    of_many("the last of some rounds", "if i == self.num_feature_levels: return x", _LastRound),
+    of_many("levels that are asked for", "if i in out_indices: outs.append(x)", _Asked),
+    of_many("a side of a comparison", "if i == (a if training else b): break", _Compared),
+    of_many("a temperature from a width", "attn / math.sqrt(q.shape[-1])", _Temperature),
+    of_many("a width in an attribute for a while", "self.dim = h.shape[1]; …; y / self.dim", _Dim),
 ]  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from engine.source import coverage
 from tests.engine.traps.entering import Net, called, noise
 from tests.engine.traps.trap import Ablation, Trap, Use
 
-__all__ = ["ABLATIONS", "TRAPS"]
+__all__ = ["ABLATIONS", "MANY", "TRAPS", "of_many"]
 
 MANY = 43
 """A batch at which the code runs that did not: larger than any that is tried."""
@@ -189,28 +189,29 @@ def _looking_inside(model: nn.Module) -> Any:
     return called(noise(MANY))(model)
 
 
-def _trap(name: str, source: str, make: Callable[[], nn.Module], *uses: Use, trains: Any = ()) -> Trap:
-    return Trap(name, source, make, lambda model: noise(2), [called(noise(MANY)), *uses], trains=trains)
+def of_many(name: str, source: str, make: Callable[[], nn.Module], *uses: Use, **options: Any) -> Trap:
+    """Return a trap that runs on a large batch, and in further ways."""
+    return Trap(name, source, make, lambda model: noise(2), [called(noise(MANY)), *uses], **options)
 
 
 TRAPS = [
-    _trap("a closure that is called for a large batch", "def aux(): return h.norm()", _Closure),
-    _trap("a partial function that is called for a large batch", "partial(self.loss, h)", _Partial),
-    _trap("a generator that is read for a large batch", "(head(f) for f in features)", _Generator),
-    _trap("a method of an object that holds a tensor", "detectron2: instances and image lists", _Method),
-    _trap("a level in a namespace", "state = SimpleNamespace(features=[…])", _Namespace),
-    _trap("an object in a dictionary", "samples = NestedTensor(h, mask)", _Passed),
-    _trap("an object in the place of another", "NestedTensor(self.proj(src.tensors), mask)", _Replaced),
-    _trap("a condition inside of train mode", "if self.training: if self.steps > …: …", _NestedInTraining,
+    of_many("a closure that is called for a large batch", "def aux(): return h.norm()", _Closure),
+    of_many("a partial function that is called for a large batch", "partial(self.loss, h)", _Partial),
+    of_many("a generator that is read for a large batch", "(head(f) for f in features)", _Generator),
+    of_many("a method of an object that holds a tensor", "detectron2: instances and image lists", _Method),
+    of_many("a level in a namespace", "state = SimpleNamespace(features=[…])", _Namespace),
+    of_many("an object in a dictionary", "samples = NestedTensor(h, mask)", _Passed),
+    of_many("an object in the place of another", "NestedTensor(self.proj(src.tensors), mask)", _Replaced),
+    of_many("a condition inside of train mode", "if self.training: if self.steps > …: …", _NestedInTraining,
           trains=[_train]),
-    _trap("a method of train mode", "self.aux_loss(h) if self.training", _MethodInTraining, trains=[_train]),
-    _trap("another variable in train mode", "feat = h if self.training else y", _OtherInTraining, trains=[_train]),
-    _trap("another variable by a flag", "feat = h if self.return_features else y", _OtherByFlag, _looking_inside),
-    _trap("another variable by an argument", "feat = h if pre_logits else y", _OtherByArgument,
+    of_many("a method of train mode", "self.aux_loss(h) if self.training", _MethodInTraining, trains=[_train]),
+    of_many("another variable in train mode", "feat = h if self.training else y", _OtherInTraining, trains=[_train]),
+    of_many("another variable by a flag", "feat = h if self.return_features else y", _OtherByFlag, _looking_inside),
+    of_many("another variable by an argument", "feat = h if pre_logits else y", _OtherByArgument,
           called(noise(MANY), inner=True)),
-    _trap("another variable by data", "z = h if score > 0.5 else y", _OtherByData, called(noise(MANY) + 2)),
-    _trap("another variable by a size", "z = h if len(x) > 3 else y", _OtherBySize),
-    _trap("another layer in train mode", "head = nn.Identity() if self.training else self.head", _OtherLayer,
+    of_many("another variable by data", "z = h if score > 0.5 else y", _OtherByData, called(noise(MANY) + 2)),
+    of_many("another variable by a size", "z = h if len(x) > 3 else y", _OtherBySize),
+    of_many("another layer in train mode", "head = nn.Identity() if self.training else self.head", _OtherLayer,
           trains=[_train]),
 ]  # fmt: skip
 

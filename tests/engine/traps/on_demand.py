@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.recording import number_lists, unreached
+from engine.recording import attribute_choices, unreached
 from engine.recording.untaken import UntakenBranch
 from engine.source import measured, provenance
 from engine.source.coverage import CoverageTracer
@@ -244,7 +244,7 @@ TRAPS = [
 
 def _no_lists(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(unreached, "use_values_chosen_by_lists", lambda runs, dataflow, assumptions: None)
-    patch.setattr(number_lists, "other_lists", lambda numbers: iter(()))
+    patch.setattr(attribute_choices, "other_lists", lambda numbers: iter(()))
     patch.setattr("engine.recording.attributes.other_lists", lambda numbers: iter(()))
 
 

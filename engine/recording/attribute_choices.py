@@ -1,7 +1,7 @@
-"""Lists of numbers and texts in attributes that code sets later: indices and names of levels, dimensions, widths.
+"""Collections of numbers and texts in attributes that code sets later: indices and names of levels, dimensions.
 
-Some other lists are recorded. The orders and choices that such a list may hold are more than can be, so that what the
-functions that read it compute is kept whole.
+Some other lists of numbers are recorded. A collection may hold more orders and choices than can be recorded, so that
+what functions compute that choose by it is kept whole.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from engine.recording.dataflow import Dataflow
 from engine.recording.recorded_runs import RecordedRuns
 from engine.recording.surroundings import use_values_around_code
 from engine.source.function_text import syntax_of
-from engine.source.syntax import nodes_of
+from engine.source.names_used import names_in
+from engine.source.syntax import nodes_of, parents_of
 
 __all__ = ["is_choice", "is_list_of_numbers", "other_lists", "use_values_chosen_by_lists"]
 
@@ -32,9 +33,7 @@ def is_list_of_numbers(value: Any) -> bool:
         >>> is_list_of_numbers([0, 2]), is_list_of_numbers([]), is_list_of_numbers(["s", 1])
         (True, False, False)
     """
-    if type(value) not in (list, tuple) or not 0 < len(value) <= _MOST_ITEMS:
-        return False
-    return all(type(item) in (bool, int, float) for item in value)
+    return type(value) in (list, tuple) and is_choice(value) and not any(isinstance(item, str) for item in value)
 
 
 def is_choice(value: Any) -> bool:
@@ -68,7 +67,7 @@ def other_lists(numbers: list[Any] | tuple[Any, ...]) -> Iterator[list[Any] | tu
 
 
 def use_values_chosen_by_lists(runs: RecordedRuns, dataflow: Dataflow, assumptions: Assumptions) -> None:
-    """Count as used what functions compute that read a list of numbers which code sets later.
+    """Count as used what functions compute that choose by a collection of numbers or texts which code sets later.
 
     Args:
         runs: the recordings.
@@ -76,21 +75,15 @@ def use_values_chosen_by_lists(runs: RecordedRuns, dataflow: Dataflow, assumptio
         assumptions: is extended.
     """
     owners = ((runs.modules[name], key) for name, key in runs.set_later if name in runs.modules)  # or in a container
-    lists = {key: f"{type(m).__name__}.{key}" for m, key in owners if is_choice(vars(m).get(key))}
-    for code in runs.coverage.called if lists else ():
-        for key in [key for key in lists.keys() & _names_in(code) if _chooses(code, key)]:
-            reason = f"is computed by {code.co_name}, which reads {lists[key]}: a list of numbers that code sets later"
+    choices = {key: f"{type(m).__name__}.{key}" for m, key in owners if is_choice(vars(m).get(key))}
+    for code in runs.coverage.called if choices else ():
+        for key in [key for key in choices.keys() & names_in(code) if _chooses(code, key)]:
+            reason = f"is computed by {code.co_name}, which reads {choices[key]}: numbers or texts that code sets later"
             use_values_around_code(code, runs.modules, dataflow, assumptions, reason)
 
 
-def _names_in(code: CodeType) -> set[str]:
-    """Return the names in a function, and in the comprehensions and functions inside of it."""
-    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
-    return set(code.co_names).union(*map(_names_in, inner))
-
-
 def _chooses(code: CodeType, attribute: str) -> bool:
-    """Whether a function does more with a list in an attribute than to pass it, or an item of it, to a call.
+    """Whether a function does more with a collection in an attribute than to pass it, or an item of it, to a call.
 
     What an op gets is a number like any other. To iterate over the list, to look for something in it, or to take what
     stands at one of its numbers is a choice.
@@ -98,7 +91,7 @@ def _chooses(code: CodeType, attribute: str) -> bool:
     tree = syntax_of(code)
     if tree is None:
         return True
-    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    parents = parents_of(tree)
     for node in (node for node in nodes_of(tree, ast.Attribute) if node.attr == attribute):
         part: ast.AST = node
         while isinstance(parents[part], _PASSED) and getattr(parents[part], "value", 0) is part:

@@ -45,4 +45,4 @@ def test_what_reads_a_list_is_kept_if_it_chooses_by_it(make: type[Fused], whole:
     groups = engine.dependency_groups(make(), torch.zeros(2, 3))
     hidden = next(group for group in groups if "enter.weight" in {member.parameter for member in group.members})
     assert (hidden.reason is not None) is whole
-    assert not whole or "a list of numbers that code sets later" in str(hidden.reason)
+    assert not whole or "numbers or texts that code sets later" in str(hidden.reason)
