@@ -5,7 +5,7 @@
 Magnitude alone, with batch norms re-estimated, and with least squares, for several criteria; beside Torch-Pruning's
 pruners on the same weights, images and multiply-accumulates, where it is installed. Each network is compacted and
 counted before it is tested. Calibration images are training images without labels. Finished rows are kept in a file, so
-a run that was stopped goes on where it was.
+a run that was stopped goes on where it was. With ``--device cuda``, pruning stays on the CPU and the tests run there.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ ROOT = Path(__file__).resolve().parents[1]
 START, END = "<!-- accuracy.py -->", "<!-- /accuracy.py -->"
 CRITERIA = ("l2", "bn_scale", "fisher", "reconstruction")
 RECOVERIES = ("none", "norms", "least squares")
-PEERS_RECOVER = RECOVERIES[:2]
 PEERS = ("magnitude", "bn_scale", "taylor", "hessian")
 NEED_DATA = ("fisher", "reconstruction")
 
@@ -59,13 +58,13 @@ class Images:
     train_labels: Tensor
 
     @classmethod
-    def load(cls, path: Path, count: int, most: int = 20_000) -> Images:
-        """Read an archive with ``x_train``, ``y_train``, ``x_test`` and ``y_test``."""
+    def load(cls, path: Path, count: int, most: int = 20_000, device: str = "cpu") -> Images:
+        """Read an archive with ``x_train``, ``y_train``, ``x_test`` and ``y_test``; those to test on go to a device."""
         with np.load(path) as arrays:
             test, train = arrays["x_test"][:count], arrays["x_train"][:most]
             labels, train_labels = arrays["y_test"][:count], arrays["y_train"][:most]
         kinds = (torch.from_numpy(part.astype(np.int64)).reshape(-1) for part in (labels, train_labels))
-        return cls(normalised(test), next(kinds), normalised(train), next(kinds))
+        return cls(normalised(test).to(device), next(kinds).to(device), normalised(train), next(kinds))
 
     def sample(self, seed: int, samples: int) -> tuple[list[Tensor], list[Tensor]]:
         """Return batches of training images, and their labels."""
@@ -74,8 +73,10 @@ class Images:
 
 
 def accuracy(model: nn.Module, images: Images) -> float:
-    """Return the percentage of test images that are classified correctly."""
-    with torch.inference_mode():
+    """Return the percentage of test images that are classified correctly, in full precision on the images' device."""
+    if next(model.parameters()).device != images.test.device:
+        model = copy.deepcopy(model).to(images.test.device)
+    with torch.inference_mode(), torch.backends.cudnn.flags(allow_tf32=False):
         pairs = zip(images.test.split(250), images.labels.split(250), strict=True)
         hits = sum(int((model(x).argmax(1) == y).sum()) for x, y in pairs)
     return 100 * hits / len(images.test)
@@ -107,7 +108,7 @@ def ours(
 def peers(
     model: nn.Module, images: Images, criterion: str, amount: float, seed: int, samples: int, recovery: str
 ) -> Iterator[Row]:
-    """Yield Torch-Pruning's rows, with and without the residual stream in its groups."""
+    """Yield Torch-Pruning's rows, with and without the residual stream in its groups, before and after recovery."""
     batches, labels = images.sample(seed, samples)
     x = batches[0][:2]
     for stream in (True, False):
@@ -115,13 +116,12 @@ def peers(
         small = peer(model, criterion, amount, stream, list(zip(batches, labels, strict=True)))
         if small is None:
             continue
-        if recovery == "norms":
-            engine.recalibrate_norms(small, batches)
         seconds = time.process_time() - start
-        yield {
-            "by": f"Torch-Pruning{'' if stream else ', stream kept'}", "criterion": criterion, "recovery": recovery,
-            "seconds": seconds, "accuracy": accuracy(small, images), "left": macs(small, x) / macs(model, x),
-        }  # fmt: skip
+        row = {"by": f"Torch-Pruning{'' if stream else ', stream kept'}", "criterion": criterion, "seconds": seconds,
+               "left": macs(small, x) / macs(model, x)}  # fmt: skip
+        yield {**row, "recovery": "none", "accuracy": accuracy(small, images)}
+        engine.recalibrate_norms(small, batches)
+        yield {**row, "recovery": recovery, "accuracy": accuracy(small, images)}
 
 
 def peer(
@@ -217,7 +217,7 @@ def rows(
         for amount in amounts
         for kind, function, chosen, ways in (
             ("ours", ours, criteria, recoveries),
-            ("peers", peers, rivals, PEERS_RECOVER),
+            ("peers", peers, rivals, ("norms",)),
         )
         for criterion in chosen
         for recovery in ways
@@ -336,18 +336,19 @@ def main() -> int:
     parser.add_argument("--weights", type=Path, required=True, help="folder with resnet20-*.th and resnet56-*.th")
     parser.add_argument("--networks", nargs="+", default=["resnet20", "resnet56"])
     parser.add_argument("--amounts", nargs="+", type=float, default=[0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
-    parser.add_argument("--criteria", nargs="+", default=list(CRITERIA))
+    parser.add_argument("--criteria", nargs="*", default=list(CRITERIA), help="of ours")
     parser.add_argument("--peers", nargs="*", default=list(PEERS), help="Torch-Pruning's importances")
     parser.add_argument("--recoveries", nargs="+", default=list(RECOVERIES), help="of ours")
     parser.add_argument("--finished", action="store_true", help="measure nothing, write what is finished")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--samples", type=int, default=1024)
     parser.add_argument("--images", type=int, default=10_000, help="test images")
+    parser.add_argument("--device", default="cpu", help="to test on")
     parser.add_argument("--keep", type=Path, default=ROOT / "build" / "accuracy.jsonl", help="finished rows")
     parser.add_argument("--figure", type=Path, help="SVG file to draw the first network's curves into")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results.md", help="the page to write into")
     args = parser.parse_args()
-    images = Images.load(args.data, args.images)
+    images = Images.load(args.data, args.images, device=args.device)
     networks = {name: pretrained(name, args.weights) for name in args.networks}
     rivals = args.peers if importlib.util.find_spec("torch_pruning") else []
     table = rows(

@@ -69,8 +69,8 @@ def pretrained(name: str, folder: Path) -> nn.Module:
     return net.eval()
 
 
-def normalised(images: np.ndarray) -> Tensor:
+def normalised(images: np.ndarray | Tensor) -> Tensor:
     """Return (N, 32, 32, 3) bytes as the networks take them."""
-    pixels = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
-    mean, deviation = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, DEVIATION))
+    pixels = torch.as_tensor(images).permute(0, 3, 1, 2).float() / 255
+    mean, deviation = (torch.tensor(values, device=pixels.device).view(3, 1, 1) for values in (MEAN, DEVIATION))
     return (pixels - mean) / deviation

@@ -4,8 +4,9 @@
 
 The network is pruned in one call without training, compacted, saved, and loaded again into a fresh dense one; only then
 it trains, with the dense network as its teacher. With ``--peers``, the best of Torch-Pruning's networks at the same
-multiply-accumulates trains in its place, in the same way. A run writes a checkpoint after each epoch and goes on where
-it was stopped; finished runs are kept in a file, of which the page's section is made.
+multiply-accumulates trains in its place, in the same way. Networks are pruned on the CPU and train on ``--device``. A
+run writes a checkpoint after each epoch and goes on where it was stopped; finished runs are kept in a file, of which
+the page's section is made.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ from lightning_compress import Distillation, prune
 ROOT = Path(__file__).resolve().parents[1]
 START, END = "<!-- finetuning.py -->", "<!-- /finetuning.py -->"
 
-KEYS = ("network", "times", "seed", "peers", "epochs", "lr", "weight", "batch", "precision", "samples", "images")
-OPTIONS = ("lr", "weight", "batch", "precision", "samples", "images")  # rows that differ in one are not of one kind
+PRUNING = ("network", "times", "seed", "peers", "samples")
+KEYS = (*PRUNING, "epochs", "lr", "weight", "batch", "precision", "device", "images")
+OPTIONS = ("lr", "weight", "batch", "precision", "samples", "device", "images")  # rows of a kind have the same
 SHOWN = ("lr", "weight")  # in the table, even where they are the same for all
 
 Row = dict[str, Any]
@@ -57,8 +59,8 @@ class Epoch:
         batch: images in a batch; those that are left over are not used.
     """
 
-    images: np.ndarray[Any, Any]
-    labels: np.ndarray[Any, Any]
+    images: Tensor
+    labels: Tensor
     seed: int
     batch: int
 
@@ -71,8 +73,9 @@ class Epoch:
             rows, columns = draw.integers(0, 9, (2, self.batch, 1)) + np.arange(32)
             mirrored = draw.integers(0, 2, self.batch, bool)
             columns[mirrored] = columns[mirrored, ::-1]
-            pixels = self.images[chosen[:, None, None], rows[:, :, None], columns[:, None, :]]
-            yield normalised(pixels), torch.from_numpy(self.labels[chosen])
+            places = chosen[:, None, None], rows[:, :, None], columns[:, None, :]
+            indices = [torch.from_numpy(place).to(self.images.device) for place in places]
+            yield normalised(self.images[tuple(indices)]), self.labels[indices[0].flatten()]
 
 
 class Classifier(LightningModule):
@@ -89,7 +92,7 @@ class Classifier(LightningModule):
         self,
         net: nn.Module,
         images: Images,
-        train: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]],
+        train: tuple[Tensor, Tensor],
         options: argparse.Namespace,
     ) -> None:
         super().__init__()
@@ -117,17 +120,21 @@ class Classifier(LightningModule):
         """Return the cross entropy."""
         return F.cross_entropy(self(batch[0]), batch[1])
 
+    def _clock(self) -> float:
+        """Return the seconds of this process on the CPU; of the wall's clock where the model is on another device."""
+        return time.process_time() if self.device.type == "cpu" else time.perf_counter()
+
     def on_train_epoch_start(self) -> None:
         """Start the clock."""
-        self._start = time.process_time()
+        self._start = self._clock()
 
     def on_train_epoch_end(self) -> None:
         """Test, outside of the time that counts."""
-        self.seconds += time.process_time() - self._start
+        self.seconds += self._clock() - self._start
         self.net.eval()
         self.curve.append(accuracy(self.net, self.images))
         self.net.train()
-        print(f"epoch {len(self.curve)}: {self.curve[-1]:.2f} % after {self.seconds / 60:.0f} CPU minutes", flush=True)
+        print(f"epoch {len(self.curve)}: {self.curve[-1]:.2f} % after {self.seconds / 60:.1f} minutes", flush=True)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save what was measured."""
@@ -138,21 +145,28 @@ class Classifier(LightningModule):
         self.curve, self.seconds = checkpoint["measured"]["curve"], checkpoint["measured"]["seconds"]
 
 
-def compacted(dense: nn.Module, images: Images, options: argparse.Namespace, folder: Path) -> tuple[str, nn.Module]:
-    """Return who pruned the network, and the network; ours is read from its checkpoint, which is written once."""
+def compacted(dense: nn.Module, images: Images, options: argparse.Namespace) -> tuple[str, nn.Module]:
+    """Return who pruned the network, and the network, read from a file that is written once."""
+    path = options.folder / f"{_name(options, PRUNING)}.pt"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(_pruned(dense, images, options), path)
+    by, saved = torch.load(path, weights_only=not options.peers)
+    if options.peers:
+        return by, saved
+    fresh = engine.compactable(pretrained(options.network, options.weights))
+    fresh.load_state_dict(saved)
+    return by, fresh
+
+
+def _pruned(dense: nn.Module, images: Images, options: argparse.Namespace) -> tuple[str, Any]:
+    """Return who pruned the network, and its state; of Torch-Pruning's networks, which no class builds, the module."""
     amount, (batches, labels) = 1 - 1 / options.times, images.sample(options.seed, options.samples)
     if options.peers:
         pairs = list(zip(batches, labels, strict=True))
         return max(_rivals(dense, images, options.peers, amount, pairs), key=lambda rival: accuracy(rival[1], images))
-    path = folder / "compacted.pt"
-    if not path.exists():
-        chosen: dict[str, Any] = {"criterion": "reconstruction", "scope": "global", "samples": options.samples}
-        small = prune(dense, batches[0][:2], amount, data=batches, **chosen)
-        folder.mkdir(parents=True, exist_ok=True)
-        torch.save(small.state_dict(), path)
-    fresh = engine.compactable(pretrained(options.network, options.weights))
-    fresh.load_state_dict(torch.load(path, weights_only=True))
-    return "lightning-compress", fresh
+    chosen: dict[str, Any] = {"criterion": "reconstruction", "scope": "global", "samples": options.samples}
+    return "lightning-compress", prune(dense, batches[0][:2], amount, data=batches, **chosen).state_dict()
 
 
 def _rivals(
@@ -172,23 +186,23 @@ def trained(options: argparse.Namespace) -> Row:
 
     Returns:
         Who pruned it, what is left of the multiply-accumulates, the accuracies before training and after each epoch,
-        and the CPU seconds that training took.
+        and the seconds that training took: of the CPU, or of the wall's clock on another device.
     """
     seed_everything(options.seed)
-    images = Images.load(options.data, options.images)
+    images = Images.load(options.data, options.images, device=options.device)
     dense = pretrained(options.network, options.weights)
-    folder = options.folder / "-".join(_words(getattr(options, key)) for key in KEYS)
-    by, small = compacted(dense, images, options, folder)
-    x = images.test[:2]
+    folder = options.folder / _name(options, KEYS)
+    by, small = compacted(dense, images, options)
+    x = images.train[:2]
     row = {"by": by, "left": macs(small, x) / macs(dense, x), "before": accuracy(small, images)}
     print(f"{by}: {row['left']:.3f} of the multiply-accumulates, {row['before']:.2f} %", flush=True)
     with np.load(options.data) as arrays:
-        labels = arrays["y_train"].astype(np.int64).reshape(-1)
-        bordered = np.pad(arrays["x_train"], ((0, 0), (4, 4), (4, 4), (0, 0)))
+        labels = torch.from_numpy(arrays["y_train"].astype(np.int64).reshape(-1)).to(options.device)
+        bordered = F.pad(torch.from_numpy(arrays["x_train"]).to(options.device), (0, 0, 4, 4, 4, 4))
     module = Classifier(small.train().to(memory_format=torch.channels_last), images, (bordered, labels), options)
     teacher = dense.to(memory_format=torch.channels_last)
     trainer = Trainer(
-        accelerator="cpu", max_epochs=options.epochs, precision=options.precision, logger=False,
+        accelerator=options.device, devices=1, max_epochs=options.epochs, precision=options.precision, logger=False,
         enable_progress_bar=False, enable_model_summary=False, reload_dataloaders_every_n_epochs=1,
         callbacks=[Distillation(teacher, weight=options.weight, model="net"),
                    ModelCheckpoint(folder, save_last=True, save_top_k=0, save_on_train_epoch_end=True)],
@@ -199,9 +213,10 @@ def trained(options: argparse.Namespace) -> Row:
     return {**about, **row, "curve": module.curve, "seconds": module.seconds}
 
 
-def _words(value: Any) -> str:
-    """Return the value of an option as part of a folder's name."""
-    return "+".join(value) or "ours" if isinstance(value, list) else str(value)
+def _name(options: argparse.Namespace, keys: Sequence[str]) -> str:
+    """Return options as the name of a file."""
+    values = [getattr(options, key) for key in keys]
+    return "-".join("+".join(value) or "ours" if isinstance(value, list) else str(value) for value in values)
 
 
 def _kind(row: Row) -> tuple[Any, ...]:
@@ -235,9 +250,10 @@ def page(table: list[Row]) -> str:
     same = ", ".join(f"{key} {_plain(table[0][key])}" for key in OPTIONS if key not in options)
     lines = [
         START, "", "Trained on with the dense network as the teacher (the weight of its term is in the table; with 0 "
-        "there is none) and one cycle of the learning rate up to lr, on the CPU. Accuracy in % on the test images, of "
-        f"the last epoch, by seed. Every finished run is in the table. Options that are the same for all: {same}.", "",
-        f"| network | times fewer MACs | by | epochs | {' | '.join(options)} | before | by seed | mean | CPU minutes |",
+        "there is none) and one cycle of the learning rate up to lr. Accuracy in % on the test images, of the last "
+        "epoch, by seed. Minutes are those of one core, or of the wall's clock on a GPU. Every finished run is in the "
+        f"table. Options that are the same for all: {same}.", "",
+        f"| network | times fewer MACs | by | epochs | {' | '.join(options)} | before | by seed | mean | minutes |",
         f"|---|---:|---|---:|{'---:|' * len(options)}---:|---|---:|---:|",
     ]  # fmt: skip
     lines += [_line(own, options) for own in groups]
@@ -264,6 +280,7 @@ def main() -> int:
     parser.add_argument("--weight", type=float, default=1.0, help="of the teacher's term")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--precision", default="bf16-mixed")
+    parser.add_argument("--device", default="cpu", help="to train and to test on: cpu or cuda")
     parser.add_argument("--samples", type=int, default=1024, help="images to calibrate on")
     parser.add_argument("--images", type=int, default=10_000, help="test images")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "finetuning", help="checkpoints of the runs")
