@@ -72,5 +72,7 @@ def pretrained(name: str, folder: Path) -> nn.Module:
 def normalised(images: np.ndarray | Tensor) -> Tensor:
     """Return (N, 32, 32, 3) bytes as the networks take them."""
     pixels = torch.as_tensor(images).permute(0, 3, 1, 2).float() / 255
-    mean, deviation = (torch.tensor(values, device=pixels.device).view(3, 1, 1) for values in (MEAN, DEVIATION))
-    return (pixels - mean) / deviation
+    channels = (
+        (channel - mean) / deviation for channel, mean, deviation in zip(pixels.unbind(1), MEAN, DEVIATION, strict=True)
+    )
+    return torch.stack(list(channels), 1)

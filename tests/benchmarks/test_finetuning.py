@@ -94,8 +94,10 @@ def test_the_page_has_a_line_for_each_set_of_options() -> None:
     table = [_row(), _row(lr=0.02, weight=4.0, curve=[70.0]), _row(seed=2, curve=[64.0]), _row(seed=1, curve=[62.0])]
     text = finetuning.page(table)
     assert "| network | times fewer MACs | by | epochs | lr | weight | before |" in text
-    assert "| net | 2.1 | lightning-compress | 1 | 0.05 | 1 | 50.00 | 60.00, 62.00, 64.00 | 62.00 ± 2.00 | 1 |" in text
-    assert "| net | 2.1 | lightning-compress | 1 | 0.02 | 4 | 50.00 | 70.00 | 70.00 | 1 |" in text
+    assert (
+        "| net | 2.1 | lightning-compress | 1 | 0.05 | 1 | 50.00 | 60.00, 62.00, 64.00 | 62.00 ± 2.00 | 1.0 |" in text
+    )
+    assert "| net | 2.1 | lightning-compress | 1 | 0.02 | 4 | 50.00 | 70.00 | 70.00 | 1.0 |" in text
     assert "for all: batch 128, precision bf16-mixed, samples 1024, device cpu, images 100." in text
     assert "- net, 2.1 times fewer, lightning-compress, epochs 1, lr 0.02, weight 4, seed 0: 70.00" in text
 
