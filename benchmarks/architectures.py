@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import inspect
-import itertools
 import logging
 import re
 import sys
@@ -29,23 +27,22 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks import modalities
 from benchmarks.breadth import general, staying, supervise
 from benchmarks.families import compacted, verdict
+from benchmarks.modalities import Inputs, NotRun, accepted, is_fed, outputs, small_identifier
 from benchmarks.survey import ROOT, Survey, code_state
-from engine.program.trees import tensors_in
 from tests.engine.exactness import parameters, randomised
 
 RESULTS = ROOT / "build" / "architectures.jsonl"
 PAGE = ROOT / "docs" / "architectures.md"
 LARGEST = 60_000_000  # parameters of a model that is still taken where not all of its sizes can be made small
-Inputs = dict[str, Any]
 
 # ---------------------------------------------------------------- a small configuration
 
@@ -68,7 +65,15 @@ SMALL: dict[str, int] = {
 }
 WIDTHS = re.compile(r"(encoder_)?hidden_sizes|embed_dims?|channels|conv_dim|.*out_channels|neck_.*sizes")
 DEPTHS = re.compile(r"depths|num_blocks|stage_num_blocks|depth|layers|.*blocks_per_stage")
-FIXED = {"attention_types": [[["global", "local"], 1]], "upsample_groups": 64}
+FIXED = {
+    "attention_types": [[["global", "local"], 1]],
+    "upsample_groups": 64,
+    "image_grid_pinpoints": [[32, 64], [64, 32]],
+}
+LARGER_PICTURES = {  # where patches are put together before text reads them, and for sound
+    "patch_size": 8, "spatial_merge_size": 2, "scale_factor": 2, "mm_tokens_per_image": 4, "window_size": 32,
+    "intermediate_size": 128,
+}  # fmt: skip
 SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
 KINDS = ("layer_types", "layers_block_type", "mlp_layer_types", "block_types")
 BACKBONE = {"embedding_size": 16, "hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 1, 1], "out_indices": [2, 3, 4]}
@@ -90,7 +95,7 @@ def small(name: str, value: Any, only: str = "") -> Any:
         return {**value, "mrope_section": [4, 2, 2]}
     if isinstance(value, int) and not isinstance(value, bool):
         if re.search(r"token_id|token_index|_id$", name):
-            return min(value, 90)
+            return small_identifier(name, value)
         if only and not re.fullmatch(only, name):
             return value
         return min(value, next((size for pattern, size in SMALL.items() if re.fullmatch(pattern, name)), value))
@@ -129,7 +134,8 @@ def configurations(kind: str) -> Iterator[tuple[PretrainedConfig | Exception, bo
     """Yield configurations of an architecture, smallest first, or why there is none; and whether widths are whole."""
     cls = CONFIG_MAPPING[kind]
     few = r".*(vocab_size|layers|n_layers?|depth|experts)"
-    tries = [{}, {"num_key_value_heads": 4}, {"num_heads": 8}, {"rope_parameters": SECTIONS}]
+    tries: list[dict[str, Any]] = [{}, {"num_key_value_heads": 4}, {"num_heads": 8}, {"rope_parameters": SECTIONS}]
+    tries += [LARGER_PICTURES, {**LARGER_PICTURES, "rope_parameters": SECTIONS}]
     for only, kwargs in (*(("", sizes) for sizes in tries), (few, {})):
         try:
             config: PretrainedConfig | Exception = shrunk(cls, only, **kwargs)
@@ -139,10 +145,6 @@ def configurations(kind: str) -> Iterator[tuple[PretrainedConfig | Exception, bo
 
 
 # ---------------------------------------------------------------- a model and its inputs
-
-
-class NotRun(Exception):
-    """Transformers does not build or run the model."""
 
 
 class Headed(nn.Module):
@@ -201,100 +203,23 @@ def built(kind: str, config: PretrainedConfig, wide: bool) -> nn.Module:
     return stirred(randomised(model))
 
 
-def number(config: PretrainedConfig, *names: str, default: int) -> int:
-    """Return the first of some fields that a configuration, or a part of it, has as a positive number."""
-    parts = [config, *(v for v in vars(config).values() if isinstance(v, PretrainedConfig))]
-    for name, part in itertools.product(names, parts):
-        if type(value := getattr(part, name, None)) is int and value > 0:
-            return value
-    return default
-
-
-def pool(config: PretrainedConfig, batch: int) -> dict[str, list[Tensor]]:
-    """Return what may be passed to a model, by the name of the argument."""
-    g = torch.Generator().manual_seed(batch)
-    side = number(config, "image_size", default=32)
-    channels = number(config, "num_channels", "in_channels", default=3)
-    frames = number(config, "num_frames", default=4)
-    mel = number(config, "num_mel_bins", "input_feat_per_channel", "feature_size", default=80)
-    length = 2 * number(config, "max_source_positions", default=32)
-    patch = number(config, "patch_size", default=16) ** 2 * number(config, "temporal_patch_size", default=1)
-
-    def noise(*shape: int) -> Tensor:
-        return torch.randn(batch, *shape, generator=g, dtype=torch.float64)
-
-    def tokens(*shape: int) -> Tensor:
-        return torch.randint(3, 80, (batch, *shape), generator=g)
-
-    return {
-        "input_ids": [tokens(8)],
-        "pixel_values": [noise(channels, side, side), noise(frames, channels, side, side)],
-        "pixel_values_videos": [noise(frames, channels, side, side)],
-        "input_values": [noise(2000), noise(1, 2000), noise(64, mel), noise(1024, 128)],
-        "input_features": [noise(mel, length), noise(64, mel), noise(1, 64, mel)],
-        "decoder_input_ids": [tokens(6)],
-        "bbox": [tokens(8, 4).sort(-1).values],
-        "hidden_states": [noise(16, channels * patch).flatten(0, 1)],
-        "grid_thw": [torch.tensor([[1, 4, 4]] * batch)],
-    }
-
-
-def candidates(model: nn.Module, batch: int) -> Iterator[Inputs]:
-    """Yield inputs that a model may accept, the fullest first."""
-    takes = inspect.signature(model.forward).parameters
-    pools = pool(model.config, batch)  # type: ignore[arg-type]
-    main = str(getattr(model, "main_input_name", "input_ids"))
-    names = [n for n in dict.fromkeys((main, *takes)) if n in pools and n in takes] or [main] * (main in pools)
-    for count in range(len(names), 0, -1):
-        for chosen in itertools.combinations(names, count):
-            for values in itertools.product(*(pools[n] for n in chosen)):
-                inputs: Inputs = dict(zip(chosen, values, strict=True))
-                yield inputs | ({"use_cache": False} if "use_cache" in takes else {})
-
-
-class Wide(TorchDispatchMode):
-    """Stays in float64 where a model converts to less."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        dtype = kwargs.get("dtype")
-        if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
-            if any(t.dtype == torch.float64 for t in tensors_in((args, kwargs))):
-                kwargs["dtype"] = torch.float64
-        return func(*args, **kwargs)
-
-
-def outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
-    """Return what a model puts out, computed in float64, with the same random numbers each time."""
-    torch.manual_seed(0)
-    with torch.no_grad(), Wide():
-        return [t for t in tensors_in(model(**inputs)) if t.is_floating_point()]
-
-
-def accepted(model: nn.Module) -> tuple[Inputs, Inputs]:
-    """Return inputs of two batch sizes that a model runs on."""
-    errors: dict[int, Exception] = {}
-    for one, two in zip(candidates(model, 1), candidates(model, 2), strict=True):
-        try:
-            if outputs(model, one) and outputs(model, two):
-                return one, two
-        except Exception as error:  # another input may do
-            errors[len(one)] = error
-    raise NotRun("no input fits" if not errors else f"{type(errors[min(errors)]).__name__}: {errors[min(errors)]}")
-
-
 def prepared(kind: str) -> tuple[nn.Module, Inputs, Inputs]:
-    """Return a small model that runs, and inputs of two batch sizes."""
-    first = None
+    """Return a small model that runs, and inputs of two batch sizes: one that reads pictures and sound if any does."""
+    failure, text_only = None, None
     for config, wide in configurations(kind):
         try:
             if isinstance(config, Exception):
                 raise config
             model = built(kind, config, wide)
-            return model, *accepted(model)
+            pair = accepted(model)
+            if is_fed(model, pair[0]):
+                return model, *pair
+            text_only = text_only or (model, *pair)
         except Exception as error:  # another configuration may do
-            first = first or error
-    raise NotRun(f"{type(first).__name__}: {first}")
+            failure = failure or error
+    if text_only is not None:
+        return text_only
+    raise NotRun(f"{type(failure).__name__}: {failure}")
 
 
 def check(kind: str) -> dict[str, Any]:
@@ -327,8 +252,9 @@ thread.
 
 Everything that could hide an error is random, and a linear layer reads the last hidden state, so that the stream is not
 an output. The error is the largest difference at two batch sizes, relative to the largest entry of the output; the
-counted sizes equal the measured ones. For a model of text and images, the part whose inputs are not listed did not run,
-and stays. Seconds are CPU time for tracing, planning, compacting and verifying.
+counted sizes equal the measured ones. A model is given whatever it takes and reads of text, pictures, videos and sound,
+with as many tokens for the features of pictures and sound as it asks for; the part whose inputs are not listed did not
+run, and stays. Seconds are CPU time for tracing, planning, compacting and verifying.
 
 | architecture | inputs | verdict | error | parameters, k | left | seconds |
 |---|---|---|---:|---:|---:|---:|
@@ -394,7 +320,8 @@ def main() -> int:
     everything = sorted(MODEL_MAPPING_NAMES)
     if unknown := [name for name in args.architectures if name not in everything]:
         parser.error(f"transformers has no architecture {', '.join(unknown)}; it has {', '.join(everything)}")
-    survey = Survey(RESULTS, "architecture", code_state(__file__, torch.__version__, transformers.__version__))
+    versions = torch.__version__, transformers.__version__, Path(modalities.__file__).read_text()
+    survey = Survey(RESULTS, "architecture", code_state(__file__, *versions))
     check("bert")  # what torch and transformers import at a first run: once, and not in each process
     exact = True
     for name in args.architectures or everything:

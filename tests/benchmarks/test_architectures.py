@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import BertConfig, LlamaConfig, Qwen2VLTextConfig
 
-from benchmarks import architectures
+from benchmarks import architectures, modalities
 
 ROW: dict[str, Any] = {
     "architecture": "bert",
@@ -67,7 +67,7 @@ def test_all_is_random() -> None:
 
 def test_what_would_be_rounded_is_not() -> None:
     """A norm that computes in float32 does so in float64."""
-    with architectures.Wide():
+    with modalities.Wide():
         assert torch.ones(2, dtype=torch.float64).to(torch.float32).dtype == torch.float64
         assert torch.ones(2).to(torch.float16).dtype == torch.float16
 
