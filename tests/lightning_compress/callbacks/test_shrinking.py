@@ -24,6 +24,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from engine.errors import EngineError, VerificationError
 from engine.surgery.kinds.spread import Spread
 from lightning_compress import ChannelPruning, ComplexityMonitor, ModelCompaction, load_compacted
+from lightning_compress.callbacks import shrinking
 from lightning_compress.callbacks.masking import MaskingCallback
 from lightning_compress.trainer.packages import MisconfigurationException
 from tests.lightning_compress.callbacks.test_repair import structured
@@ -304,6 +305,18 @@ def test_compiled(tmp_path: Path, whole: bool) -> None:
     assert max(errors(masked[1], compacted[1])) <= 1e-9
     assert widths(compacted[1]) == [16, 8]
     assert compiled[0] == [8, 16, 8] and compiled[-1] == [4, 8, 4]
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_compiled_code_is_forgotten_where_there_is_some(monkeypatch: pytest.MonkeyPatch, compiles: bool) -> None:
+    """On a GPU, to forget it takes the import of the whole compiler."""
+    forgotten: list[bool] = []
+    torch._dynamo.utils.counters.clear()
+    monkeypatch.setattr(torch.compiler, "reset", lambda: forgotten.append(True))
+    if compiles:
+        torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    shrinking._forget_compiled_code()
+    assert bool(forgotten) == compiles
 
 
 @pytest.mark.slow
