@@ -159,10 +159,25 @@ class Headed(nn.Module):
         return self.head(self.body(**inputs).last_hidden_state)
 
 
+class Scored(nn.Module):
+    """A model that compares pictures with texts, of which a task reads how similar they are."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, **inputs: Any) -> Tensor:
+        """Return a score for each pair."""
+        return self.body(**inputs).logits_per_image
+
+
 def headed(body: nn.Module, inputs: Inputs) -> nn.Module:
-    """Return a model with a head on its last hidden state if it returns one, else the model itself."""
+    """Return a model that returns what a task reads: a head's outputs or scores; else the model itself."""
     with torch.no_grad():
-        hidden = getattr(body(**inputs), "last_hidden_state", None)
+        out = body(**inputs)
+    if isinstance(getattr(out, "logits_per_image", None), Tensor):
+        return Scored(body)
+    hidden = getattr(out, "last_hidden_state", None)
     if not isinstance(hidden, Tensor) or not hidden.is_floating_point() or hidden.ndim not in (2, 3, 4):
         return body
     head = nn.Conv2d(hidden.shape[1], 5, 1) if hidden.ndim == 4 else nn.Linear(hidden.shape[-1], 5)
@@ -251,10 +266,11 @@ failed and {late} timed out; {rest} were not run. torch {torch}, transformers {t
 thread.
 
 Everything that could hide an error is random, and a linear layer reads the last hidden state, so that the stream is not
-an output. The error is the largest difference at two batch sizes, relative to the largest entry of the output; the
-counted sizes equal the measured ones. A model is given whatever it takes and reads of text, pictures, videos and sound,
-with as many tokens for the features of pictures and sound as it asks for; the part whose inputs are not listed did not
-run, and stays. Seconds are CPU time for tracing, planning, compacting and verifying.
+an output; of a model that compares pictures with texts, the scores are read. The error is the largest difference at two
+batch sizes, relative to the largest entry of the output; the counted sizes equal the measured ones. A model is given
+whatever it takes and reads of text, pictures, videos and sound, with as many tokens for the features of pictures and
+sound as it asks for; the part whose inputs are not listed did not run, and stays. Seconds are CPU time for tracing,
+planning, compacting and verifying.
 
 | architecture | inputs | verdict | error | parameters, k | left | seconds |
 |---|---|---|---:|---:|---:|---:|

@@ -82,7 +82,8 @@ def test_an_architecture_that_is_none(capsys: pytest.CaptureFixture[str], monkey
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["bert", "gpt2", "llama", "phi", "phi3", "falcon", "bart", "t5", "vit", "convnext", "dinov3_vit", "llava"]
+    "name",
+    ["bert", "gpt2", "llama", "phi", "phi3", "falcon", "bart", "t5", "vit", "convnext", "dinov3_vit", "llava", "clip"],
 )
 def test_small_models(name: str) -> None:
     """Exact, and more than half of the parameters gone, but where an option hands out the stream."""
