@@ -178,13 +178,18 @@ def _added(node: Node) -> Iterable[Statistic]:
     return [Statistic(node.inputs[0], dims[0])] if len(dims) == 1 else []
 
 
+def _ignores_zeros(node: Node) -> bool:
+    """Whether zeros add nothing: to a vector norm of positive order, and to a maximum norm."""
+    order: Any = node.args["ord"]
+    return order is None or not isinstance(order, str) and order > 0
+
+
 def _length_labels(node: Node, labels: Labels) -> None:
-    (_add_labels if node.args["ord"] > 0 else _reduce_labels)(node, labels)
+    (_add_labels if _ignores_zeros(node) else _reduce_labels)(node, labels)
 
 
 def _measured(node: Node) -> Iterable[Statistic]:
-    """Zeros add nothing to a vector norm of positive order, nor to a maximum norm."""
-    return _added(node) if node.args["ord"] > 0 else []
+    return _added(node) if _ignores_zeros(node) else []
 
 
 def _divisor(node: Node, kept: Any, shapes: Shapes) -> Iterable[Demand]:
@@ -309,6 +314,8 @@ def _sum_samples() -> Iterable[Sample]:
 
 def _length_samples() -> Iterable[Sample]:
     yield through("normalised over channels", lambda x: F.normalize(x, dim=1))
+    yield through("normalised by a norm of any kind", lambda x: x / (1 + torch.linalg.norm(x, dim=1, keepdim=True)))
+    yield through("norm of a matrix", lambda x: x + torch.linalg.norm(x, "fro", (2, 3), keepdim=True))
     yield through("least length", lambda x: x / (1 + torch.linalg.vector_norm(x, -torch.inf, 1, keepdim=True)))
 
 
@@ -372,7 +379,7 @@ RULES = [
         samples=_sum_samples,
     ),
     Rule(
-        ("linalg_vector_norm",),
+        ("linalg_norm", "linalg_vector_norm"),
         _length_labels,
         use=_reduce_used,
         elementwise=1,
