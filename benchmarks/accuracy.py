@@ -76,7 +76,7 @@ def accuracy(model: nn.Module, images: Images) -> float:
     """Return the percentage of test images that are classified correctly, in full precision on the images' device."""
     if next(model.parameters()).device != images.test.device:
         model = copy.deepcopy(model).to(images.test.device)
-    with torch.inference_mode(), torch.backends.cudnn.flags(allow_tf32=False):
+    with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         pairs = zip(images.test.split(250), images.labels.split(250), strict=True)
         hits = sum(int((model(x).argmax(1) == y).sum()) for x, y in pairs)
     return 100 * hits / len(images.test)
