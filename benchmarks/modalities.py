@@ -199,7 +199,7 @@ def fed(model: nn.Module, inputs: Inputs) -> Inputs:
         Exception: what the model raises on them, whatever that is.
     """
     counts: dict[str, int] = {}
-    takes, batch = inspect.signature(model.forward).parameters, len(next(iter(inputs.values())))
+    takes = inspect.signature(model.forward).parameters
     for _ in range(4):
         current = with_placeholders(inputs, counts, takes) if counts else inputs
         try:
@@ -219,7 +219,7 @@ def fed(model: nn.Module, inputs: Inputs) -> Inputs:
             if not 0 < count <= MOST_TOKENS:
                 raise
             counts[kind] = count
-    raise NotRun(f"it asks for other numbers of features each time, last {counts}; batch {batch}")
+    raise NotRun(f"it asks for other numbers of features each time, last {counts}")
 
 
 def reads_all(model: nn.Module, inputs: Inputs) -> bool:
