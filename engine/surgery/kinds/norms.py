@@ -37,6 +37,9 @@ __all__ = [
 ]
 
 
+_NORMS = (F.group_norm, F.layer_norm, F.rms_norm)
+
+
 class FullWidth(tuple[int, ...]):
     """``normalized_shape`` of a norm that lost channels: the remaining sizes, and the full width of the statistics."""
 
@@ -162,8 +165,8 @@ def _filled_groups(
 def can_narrow(cls: Any) -> bool:
     """Whether a module class calls a norm as ``F.layer_norm(x, self.normalized_shape, …)`` in its forward.
 
-    For a group norm the argument is ``self.num_groups``. A forward may also delegate to its base class by
-    ``super().forward(x)``.
+    For a group norm the argument is ``self.num_groups``. The function may have been imported by its own name. A forward
+    may also delegate to its base class by ``super().forward(x)``.
     """
     return _caller(_plain(cls)) is not None
 
@@ -183,12 +186,25 @@ def _caller(cls: Any) -> type[nn.Module] | None:
 def _calls_norm(forward: Any, grouped: bool) -> bool:
     if not isinstance(forward, FunctionType) or forward.__closure__ is not None:
         return False
-    names = set(forward.__code__.co_names)
-    if not any(forward.__globals__.get(n) is F for n in names):
-        return False
+    names, norms = forward.__code__.co_names, _norms_of(forward)
     if grouped:
-        return {F.group_norm.__name__, "num_groups"} <= names
-    return bool(names & {F.layer_norm.__name__, F.rms_norm.__name__}) and "normalized_shape" in names
+        return F.group_norm in norms and "num_groups" in names
+    return not norms.isdisjoint({F.layer_norm, F.rms_norm}) and "normalized_shape" in names
+
+
+def _norms_of(forward: FunctionType) -> set[Callable[..., Tensor]]:
+    """Return the functional norms that a forward calls, as attributes of their module or by names of their own."""
+    names = forward.__code__.co_names
+    held = [forward.__globals__.get(name) for name in names]
+    as_attributes = any(value is F for value in held)
+    return {norm for norm in _NORMS if as_attributes and norm.__name__ in names or any(value is norm for value in held)}
+
+
+def _in_place_of(value: Any, functional: ModuleType) -> Any:
+    """Return what takes the place of a global of a forward: other norms, or the module that they are attributes of."""
+    if value is F:
+        return functional
+    return next((getattr(functional, norm.__name__) for norm in _NORMS if value is norm), value)
 
 
 @functools.cache
@@ -200,7 +216,9 @@ def _wide_class(cls: Hashable, size: int, with_fill: bool) -> type[nn.Module]:
         return derived(cls, members, _wide_class, size, with_fill, beside=_wide_class(caller, size, with_fill))  # type: ignore[arg-type]
     forward = cls.forward
     assert isinstance(forward, FunctionType)
-    names = {n: _functional(size, with_fill) for n, v in forward.__globals__.items() if v is F}
+    functional = _functional(size, with_fill)
+    other = {n: _in_place_of(v, functional) for n, v in forward.__globals__.items()}
+    names = {n: v for n, v in other.items() if v is not forward.__globals__[n]}
     wide_forward = moved(forward, f"{forward.__qualname__}_{size}{'_filled' * with_fill}", names)
     members |= {"forward": wide_forward}
     return derived(cls, members, _wide_class, size, with_fill, beside=Spanning)  # type: ignore[arg-type]
@@ -225,7 +243,7 @@ def is_root_mean_square(cls: Any) -> bool:
         (True, False)
     """
     forward = getattr(_caller(_plain(cls)), "forward", None)
-    return forward is not None and F.rms_norm.__name__ in forward.__code__.co_names
+    return forward is not None and F.rms_norm in _norms_of(forward)
 
 
 def spans_of(model: nn.Module) -> dict[str, int]:

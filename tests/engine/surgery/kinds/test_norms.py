@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.functional import layer_norm as over_layers
+from torch.nn.functional import rms_norm
 
 import engine
 from engine.errors import PlanError
@@ -54,6 +56,22 @@ class Plain(nn.Module):
         return F.layer_norm(x, self.normalized_shape, self.weight)
 
 
+class Imported(nn.RMSNorm):
+    """By a function that is imported by its own name, as timm does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the same shape."""
+        return rms_norm(x, self.normalized_shape, self.weight, self.eps)
+
+
+class Renamed(nn.LayerNorm):
+    """By a function that is imported under another name."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the same shape."""
+        return over_layers(x, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
 NORMS: dict[str, Callable[[], nn.Module]] = {
     "layer norm": lambda: nn.LayerNorm(8),
     "layer norm, large eps": lambda: nn.LayerNorm(8, eps=0.5),
@@ -63,7 +81,9 @@ NORMS: dict[str, Callable[[], nn.Module]] = {
     "layer norm of the base class": lambda: Handing(8),
     "layer norm of the base class of the base class": lambda: Further(8),
     "layer norm in a class of its own": lambda: Plain(),
+    "layer norm by a function of another name": lambda: Renamed(8),
     "rms norm": lambda: nn.RMSNorm(8),
+    "rms norm by an imported function": lambda: Imported(8),
     "rms norm, large eps": lambda: nn.RMSNorm(8, eps=0.5),
     "rms norm without affine": lambda: nn.RMSNorm(8, elementwise_affine=False),
 }
@@ -285,7 +305,8 @@ class Hard(nn.LayerNorm):
 
 def test_which_classes_can_be_widened() -> None:
     """Norms that pass on ``self.normalized_shape``, and those that leave that to their base class."""
-    assert all(can_narrow(kind) for kind in (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, LayerNorm2d, Plain, Further))
+    kinds = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, LayerNorm2d, Plain, Further, Imported, Renamed)
+    assert all(map(can_narrow, kinds))
     assert not any(can_narrow(kind) for kind in (Hard, nn.Linear, None, 3))
 
 
