@@ -35,9 +35,16 @@ EVERYTHING = "*"
 """Stands for all buffers, if code iterates over ``buffers()`` and writes to them."""
 
 _FILLS = frozenset(
-    ["add", "append", "appendleft", "clear", "extend", "insert", "pop", "popleft", "popitem", "put", "remove"]
-    + ["setdefault", "update", "__setitem__"]
+    ["add", "append", "appendleft", "clear", "difference_update", "discard", "extend", "extendleft", "insert"]
+    + ["intersection_update", "move_to_end", "pop", "popleft", "popitem", "put", "remove", "reverse", "rotate"]
+    + ["setdefault", "sort", "symmetric_difference_update", "update", "__delitem__", "__setitem__"]
 )
+_FILLING_FUNCTIONS = frozenset(
+    ["copyto", "delitem", "heapify", "heappop", "heappush", "heappushpop", "heapreplace", "insort", "insort_left"]
+    + ["insort_right", "setitem", "shuffle"]
+)
+"""Functions of Python and NumPy that change what they are given: ``random.shuffle(self.order)``."""
+
 _DISPLAYS = ("BUILD_LIST", "BUILD_MAP", "BUILD_SET", "BUILD_CONST_KEY_MAP", "LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE")
 """Beginnings of the names of the instructions with which the display of a container ends."""
 
@@ -329,7 +336,7 @@ def _written_expressions(line: list[_Step]) -> Iterator[list[_Step]]:
             yield line[slice(*_expression_before(line, _expression_before(line, place)[0]))]
         elif name == "data" if kind in ("STORE_ATTR", "DELETE_ATTR") else kind in _LOADS and _is_write(name):
             yield line[slice(*_expression_before(line, place))]
-        elif kind == "KW_NAMES" and "out" in name:
+        elif kind == "KW_NAMES" and "out" in name or kind in _LOADS and name in _FILLING_FUNCTIONS:
             yield line
 
 

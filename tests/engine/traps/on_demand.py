@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -186,6 +187,58 @@ class _Order(_Net):
         return self.leave(h)  # type: ignore[no-any-return]
 
 
+class _Reversed(_Net):
+    """Layers in an order that a method turns round in place."""
+
+    def __init__(self, sequence: list[int]) -> None:
+        super().__init__()
+        self.sequence = sequence
+
+    def turn(self) -> None:
+        """Run them in the other order."""
+        self.sequence.reverse()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.features(x)
+        for i in self.sequence:
+            h = (torch.tanh, torch.square, torch.clone)[i](h)
+        return self.leave(h)  # type: ignore[no-any-return]
+
+
+class _Shuffled(_Net):
+    """Layers in an order that a function of Python's mixes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.schedule = [0, 1, 2]
+
+    def turn(self) -> None:
+        """Run them in another order."""
+        random.Random(1).shuffle(self.schedule)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.features(x)
+        for i in self.schedule:
+            h = (torch.tanh, torch.square, torch.clone)[i](h)
+        return self.leave(h)  # type: ignore[no-any-return]
+
+
+class _Discarding(_Net):
+    """Levels in a set that a method takes one out of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.active_levels = {0, 1}
+
+    def turn(self) -> None:
+        """Leave a level out."""
+        self.active_levels.discard(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.features(x)
+        return self.leave(h if 1 in self.active_levels else h.flip(-1))  # type: ignore[no-any-return]
+
+
 class _Flipped(_Net):
     def forward(self, x: Tensor) -> Tensor:
         return self.leave(self.features(x).flip(self.chosen))  # type: ignore[no-any-return]
@@ -197,6 +250,11 @@ def _chosen(value: Any) -> Use:
         return called(noise(3))(model)
 
     return use
+
+
+def _turned(model: nn.Module) -> Any:
+    model.turn()  # type: ignore[operator]
+    return called(noise(3))(model)
 
 
 def _trap(name: str, source: str, make: Callable[[], nn.Module], *uses: Use) -> Trap:
@@ -238,6 +296,9 @@ TRAPS = [
           lambda: _NamedLevels({"out": "0"}), _chosen({"hidden": "0"})),
     _trap("the order of layers in a list", "for i in self.order: x = self.layers[i](x)", lambda: _Order([1]),
           _chosen([2, 1])),
+    _trap("an order that is reversed in place", "self.order.reverse()", lambda: _Reversed([0, 1, 2]), _turned),
+    _trap("an order that is shuffled in place", "random.shuffle(self.order)", _Shuffled, _turned),
+    _trap("levels that a set loses", "self.frozen_stages.discard(stage)", _Discarding, _turned),
     _trap("dimensions in a list", "x.flip(self.dims)", lambda: _Flipped([0]), _chosen([1])),
 ]  # fmt: skip
 
