@@ -28,6 +28,7 @@ from engine.recording.mentioned_modules import use_values_near_idle_modules
 from engine.recording.model_code import source_files
 from engine.recording.module_results import results_used_otherwise
 from engine.recording.mutability import Mutability
+from engine.recording.picked_items import use_values_picked_by_numbers
 from engine.recording.recorded_runs import RecordedRuns
 from engine.recording.skipped_code import are_aligned
 from engine.recording.surroundings import use_values_around_code
@@ -71,6 +72,7 @@ def assumptions_about_unreached_code(
         runs.nodes, runs.coverage.functions.values(), arguments.options_of, mutability, assumptions
     )
     use_values_chosen_by_lists(runs, dataflow, assumptions)
+    use_values_picked_by_numbers(runs, arguments.options_of, mutability, dataflow, assumptions)
     assume_nothing_of_unread_functions(runs, idle, mutability, dataflow, assumptions)
     if idle.owners:
         assumptions.notes.append(f"Modules that did not run and keep all channels: {_listed(idle.owners)}.")

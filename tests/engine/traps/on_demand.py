@@ -239,6 +239,28 @@ class _Discarding(_Net):
         return self.leave(h if 1 in self.active_levels else h.flip(-1))  # type: ignore[no-any-return]
 
 
+class _Periodic(_Net):
+    """Turns features round in every other period of ten steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passed_steps = 0
+
+    def turn(self) -> None:
+        """Go on to the next period."""
+        self.passed_steps = 11
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.features(x)
+        return self.leave((h, h.flip(-1))[self.passed_steps // 10 % 2])  # type: ignore[no-any-return]
+
+
+class _PeriodicArgument(_Net):
+    def forward(self, x: Tensor, step: int = 0) -> Tensor:
+        h = self.features(x)
+        return self.leave([h, h.flip(-1)][step // 10 % 2])  # type: ignore[no-any-return]
+
+
 class _Flipped(_Net):
     def forward(self, x: Tensor) -> Tensor:
         return self.leave(self.features(x).flip(self.chosen))  # type: ignore[no-any-return]
@@ -299,6 +321,9 @@ TRAPS = [
     _trap("an order that is reversed in place", "self.order.reverse()", lambda: _Reversed([0, 1, 2]), _turned),
     _trap("an order that is shuffled in place", "random.shuffle(self.order)", _Shuffled, _turned),
     _trap("levels that a set loses", "self.frozen_stages.discard(stage)", _Discarding, _turned),
+    _trap("an item that a number of steps picks", "(a, b)[self.global_step // period % 2]", _Periodic, _turned),
+    _trap("an item that an argument picks", "(a, b)[step // period % 2]", _PeriodicArgument,
+          called(noise(3), step=11)),
     _trap("dimensions in a list", "x.flip(self.dims)", lambda: _Flipped([0]), _chosen([1])),
 ]  # fmt: skip
 
@@ -310,6 +335,11 @@ def _no_lists(patch: pytest.MonkeyPatch) -> None:
 
 
 ABLATIONS = [
+    Ablation(
+        "what a computed number may pick is used",
+        lambda patch: patch.setattr(unreached, "use_values_picked_by_numbers", lambda *arguments: None),
+        "an item that a number of steps picks",
+    ),
     Ablation(
         "a run by code that did not run is kept",
         lambda patch: patch.setattr(CoverageTracer, "_opens_branches", lambda self, key: False),
