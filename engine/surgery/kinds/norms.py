@@ -196,8 +196,8 @@ def _norms_of(forward: FunctionType) -> set[Callable[..., Tensor]]:
     """Return the functional norms that a forward calls, as attributes of their module or by names of their own."""
     names = forward.__code__.co_names
     held = [forward.__globals__.get(name) for name in names]
-    as_attributes = any(value is F for value in held)
-    return {norm for norm in _NORMS if as_attributes and norm.__name__ in names or any(value is norm for value in held)}
+    attributes = names if any(value is F for value in held) else ()
+    return {norm for norm in _NORMS if norm.__name__ in attributes or any(value is norm for value in held)}
 
 
 def _in_place_of(value: Any, functional: ModuleType) -> Any:
