@@ -200,13 +200,6 @@ def _norms_of(forward: FunctionType) -> set[Callable[..., Tensor]]:
     return {norm for norm in _NORMS if norm.__name__ in attributes or any(value is norm for value in held)}
 
 
-def _in_place_of(value: Any, functional: ModuleType) -> Any:
-    """Return what takes the place of a global of a forward: other norms, or the module that they are attributes of."""
-    if value is F:
-        return functional
-    return next((getattr(functional, norm.__name__) for norm in _NORMS if value is norm), value)
-
-
 @functools.cache
 def _wide_class(cls: Hashable, size: int, with_fill: bool) -> type[nn.Module]:
     assert isinstance(cls, type) and issubclass(cls, nn.Module)
@@ -216,9 +209,9 @@ def _wide_class(cls: Hashable, size: int, with_fill: bool) -> type[nn.Module]:
         return derived(cls, members, _wide_class, size, with_fill, beside=_wide_class(caller, size, with_fill))  # type: ignore[arg-type]
     forward = cls.forward
     assert isinstance(forward, FunctionType)
-    functional = _functional(size, with_fill)
-    other = {n: _in_place_of(v, functional) for n, v in forward.__globals__.items()}
-    names = {n: v for n, v in other.items() if v is not forward.__globals__[n]}
+    functional, space = _functional(size, with_fill), forward.__globals__
+    names: dict[str, Any] = {n: functional for n, v in space.items() if v is F}
+    names |= {n: getattr(functional, norm.__name__) for n, v in space.items() for norm in _NORMS if v is norm}
     wide_forward = moved(forward, f"{forward.__qualname__}_{size}{'_filled' * with_fill}", names)
     members |= {"forward": wide_forward}
     return derived(cls, members, _wide_class, size, with_fill, beside=Spanning)  # type: ignore[arg-type]
