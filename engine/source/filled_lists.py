@@ -8,10 +8,33 @@ from collections.abc import Callable, Iterator, Mapping
 from engine.source.bindings import FILLS, targets_of
 from engine.source.syntax import nodes_of, parents_of
 
-__all__ = ["is_only_filled", "may_change_elsewhere"]
+__all__ = ["fillers", "is_only_filled", "may_change_elsewhere"]
 
 _READING_BUILTINS = frozenset("any all bool enumerate len list max min reversed sorted str sum tuple zip".split())
 _READING_METHODS = frozenset("copy count get index items keys values".split())
+
+
+def fillers(tree: ast.AST, name: str) -> frozenset[int]:
+    """Return the negative numbers that a list is filled with before items of it are set: no size is negative.
+
+    Args:
+        tree: of the function.
+        name: of the variable.
+
+    Example:
+        >>> tree = ast.parse("repeats = [-1] * n\\nrepeats[0] = size\\nother = [-2] * n")
+        >>> list(fillers(tree, "repeats"))
+        [-1]
+    """
+    numbers = set[int]()
+    for statement in nodes_of(tree, ast.Assign):
+        match statement:
+            case ast.Assign(
+                targets=[ast.Name(id=target)], value=ast.BinOp(left=ast.List(elts=items), op=ast.Mult())
+            ) if target == name:
+                literals = (n.operand for n in items if isinstance(n, ast.UnaryOp) and isinstance(n.op, ast.USub))
+                numbers |= {-n.value for n in literals if isinstance(n, ast.Constant) and type(n.value) is int}
+    return frozenset(numbers)
 
 
 def is_only_filled(tree: ast.AST, name: str, is_torch: Callable[[ast.expr], bool]) -> bool:

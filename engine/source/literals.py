@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from engine.source.bindings import arguments_of, places_set, unconditional_values
 from engine.source.expressions_at import expression_at, file_syntax, is_literal, operands_of, parts_of
+from engine.source.filled_lists import fillers
 from engine.source.sizes import is_tagged, untracked
 from engine.source.syntax import nodes_of
 
@@ -173,6 +174,9 @@ def _elements(expr: ast.expr, frame: FrameType) -> list[ast.expr]:
     function = _function(frame) if isinstance(expr, ast.Name) and expr.id in frame.f_locals else None
     if function is None or not isinstance(expr, ast.Name):
         return [expr]
+    held = frame.f_locals[expr.id]
+    if type(held) is list and (rest := fillers(function, expr.id)):  # what is set beside is a size, or not fixed
+        return [ast.Constant(item) for item in held if type(item) is int and item in rest]
     values = [s.value for s in nodes_of(function, ast.Assign) if _targets(s) == [expr.id]]
     tuples = [[s for s in _summands(value) if isinstance(s, ast.Tuple)] for value in values]
     if not tuples or not all(tuples) or len(tuples) != len(places_set(function, expr.id)):

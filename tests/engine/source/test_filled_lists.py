@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 
 import pytest
+import torch
+from torch import Tensor, nn
 
-from engine.source.filled_lists import is_only_filled
+import engine
+from engine.source.filled_lists import fillers, is_only_filled
 
 
 @pytest.mark.parametrize(
@@ -52,3 +55,32 @@ def test_a_list_of_unknown_origin() -> None:
     assert not any(
         is_only_filled(ast.parse(text), "x", lambda f: False) for text in ("len(x)", "x = [a]", "x = y = []")
     )
+
+
+class Tokens(nn.Module):
+    """Puts a token in front of each sequence, as a library expands it: all sizes but one stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.token = nn.Parameter(torch.rand(1, 1, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores of all tokens."""
+        h = self.enter(x)
+        repeats = [-1] * h.ndim
+        repeats[0] = h.shape[0]
+        y: Tensor = self.leave(torch.cat((self.token.expand(repeats), h), 1))
+        return y
+
+
+def test_what_a_list_is_filled_with_is_a_literal() -> None:
+    """The sizes that it keeps are no numbers that another call may choose."""
+    reasons = {g.name: g.reason for g in engine.dependency_groups(Tokens(), torch.rand(2, 5, 6))}
+    assert reasons["enter"] is None
+
+
+def test_numbers_that_a_list_is_filled_with() -> None:
+    """Negative ones only, of the variable itself."""
+    tree = ast.parse("a = [-1, 3] * n\na[0] = k\nb = [-2] * n\nc = [-3]")
+    assert [sorted(fillers(tree, name)) for name in "abc"] == [[-1], [-2], []]
