@@ -23,7 +23,7 @@ from engine.source.syntax import nodes_of
 __all__ = ["use_values_picked_by_numbers"]
 
 _DISPLAYS = (ast.Dict, ast.List, ast.Tuple)
-_COMPUTING = (ast.BinOp, ast.BoolOp, ast.Call, ast.Compare, ast.IfExp, ast.UnaryOp)
+_OF_FLAGS = frozenset({"all", "any", "bool", "int"})
 _STEPS = 4  # from one variable to another
 
 
@@ -76,12 +76,21 @@ def _picking_numbers(tree: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[a
 
 
 def _is_computed(number: ast.expr, tree: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether a number is neither written down, nor what a loop counts, nor an attribute or an argument as it is."""
+    """Whether a number is neither written down, nor what a loop counts, nor an attribute or an argument as it is.
+
+    Flags that are only put together (``self.a and not b``, ``all([a, b])``) are recorded in all ways.
+    """
     if isinstance(number, ast.Name):
         own = (b for b in bindings(tree).get(number.id, ()) if isinstance(b.node, (ast.Assign, ast.AnnAssign)))
-        return any(isinstance(binding.value, _COMPUTING) for binding in own)
-    is_literal = isinstance(number, ast.UnaryOp) and isinstance(number.operand, ast.Constant)
-    return isinstance(number, _COMPUTING) and not is_literal
+        return any(binding.value is not None and _computes(binding.value) for binding in own)
+    return _computes(number)
+
+
+def _computes(expr: ast.expr) -> bool:
+    signs = (n for n in nodes_of(expr, ast.UnaryOp) if isinstance(n.op, ast.USub))
+    calls = (n for n in nodes_of(expr, ast.Call) if getattr(n.func, "id", "") not in _OF_FLAGS)
+    is_signed = any(not isinstance(n.operand, ast.Constant) for n in signs)
+    return bool(nodes_of(expr, ast.BinOp, ast.Compare)) or any(True for _ in calls) or is_signed
 
 
 def _is_put_together(container: ast.expr, tree: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
