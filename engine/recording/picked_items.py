@@ -23,7 +23,7 @@ from engine.source.syntax import nodes_of
 __all__ = ["use_values_picked_by_numbers"]
 
 _DISPLAYS = (ast.Dict, ast.List, ast.Tuple)
-_OF_FLAGS = frozenset({"all", "any", "bool", "int"})
+_OF_FLAGS = frozenset(function.__name__ for function in (all, any, bool, int))
 _STEPS = 4  # from one variable to another
 
 
