@@ -28,6 +28,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -141,6 +142,8 @@ def check(name: str) -> dict[str, Any]:
 def general(reason: str) -> str:
     """Return a reason without what tells one layer, or one computer, from the next."""
     reason = re.sub(r"/\S*/site-packages/| in '[^']*'", "", reason)
+    written_by_packages = rf"{re.escape(tempfile.gettempdir())}/(\S+)_\w{{8}}(?=\.py)"
+    reason = re.sub(written_by_packages, r"\1", reason)
     return re.sub(r"(?<=[\w\])]) = [\d.#]+|(?<=\.py):[\d#]+", "", reason)
 
 

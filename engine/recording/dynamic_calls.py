@@ -13,7 +13,6 @@ from torch import nn
 from engine.program.graph import Node
 from engine.program.places import shown_place
 from engine.recording.assumptions import Assumptions
-from engine.recording.model_code import codes_of
 from engine.recording.mutability import Mutability
 from engine.source.coverage import FunctionCoverage
 from engine.source.dynamic_calls import DynamicCalls
@@ -66,7 +65,7 @@ def _nodes_in_dynamic_calls(
 
 
 def _dynamic_calls(code: CodeType, mutability: Mutability, options: Collection[str]) -> DynamicCalls:
-    owners = [m for m in mutability.one_of_each_class if code in codes_of(type(m))]  # type: ignore[arg-type]
+    owners = mutability.owners_of(code)
 
     def never_changed(path: str) -> bool:
         return bool(owners) and all(mutability.never_changed(owner, path) for owner in owners)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 from torch import nn
 
+from engine.recording.model_code import codes_of
 from engine.source.attribute_writes import (
     assigned_anywhere,
     assigned_attributes,
@@ -66,6 +67,10 @@ class Mutability:
                 is empty as well.
         """
         return self._is_unchanged(module, path, contents=True)
+
+    def owners_of(self, code: CodeType) -> list[nn.Module]:
+        """Return a module of each class that has a function as a method."""
+        return [m for m in self.one_of_each_class if code in codes_of(type(m))]  # type: ignore[arg-type]
 
     def never_reassigned(self, module: nn.Module, path: str) -> bool:
         """Whether no code assigns to an attribute, although the contents of the object that it holds may change.

@@ -1,7 +1,7 @@
-"""Items of tuples, lists and dictionaries that code picks by a number which it computes from what may be set.
+"""Items that code picks by a number which it computes from what may be set: an attribute, or an option.
 
-A subscript is no branch, and attributes and arguments are recorded at numbers next to their own: in ``(h,
-h.flip(-1))[self.epoch // 10 % 2]`` no recording may come by the second item.
+A subscript is no branch, and what may be set is recorded at numbers next to its own: in ``(h, h.flip(-1))[self.epoch //
+10 % 2]`` no recording may come by the second item.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from types import CodeType
 
 from engine.recording.assumptions import Assumptions
 from engine.recording.dataflow import Dataflow
-from engine.recording.model_code import codes_of
 from engine.recording.mutability import Mutability
 from engine.recording.recorded_runs import RecordedRuns
 from engine.recording.surroundings import use_values_around_code
-from engine.source.bindings import bindings
+from engine.source.bindings import bindings, path_of
 from engine.source.function_text import syntax_of
 from engine.source.syntax import nodes_of
 
 __all__ = ["use_values_picked_by_numbers"]
 
-_DISPLAYS = (ast.Dict, ast.List, ast.Tuple)
-_OF_FLAGS = frozenset(function.__name__ for function in (all, any, bool, int))
-_STEPS = 4  # from one variable to another
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_PICKING_METHODS = frozenset({"get", "pop"})
+_CALLS_ON_FLAGS = frozenset(function.__name__ for function in (all, any, bool, int))
+_MOST_STEPS = 4
+"""How many variables lie between an index and what it is computed from."""
 
 
 def use_values_picked_by_numbers(
@@ -34,7 +35,7 @@ def use_values_picked_by_numbers(
     dataflow: Dataflow,
     assumptions: Assumptions,
 ) -> None:
-    """Count as used what functions compute that pick an item by a number computed from what may be set.
+    """Count as used what functions compute that pick items by a number which is computed from what may be set.
 
     Args:
         runs: the recordings.
@@ -45,37 +46,41 @@ def use_values_picked_by_numbers(
     """
     for code in runs.coverage.called:
         tree = syntax_of(code)
-        if not isinstance(tree, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if not isinstance(tree, _Function):
             continue
         for number in _picking_numbers(tree):
-            if _may_be_set(number, tree, code, options(code), mutability):
-                number_text = ast.unparse(number)
-                reason = f"could be picked in {code.co_name} by {number_text}, which may be another number"
+            if _Sources(tree, code, options(code), mutability).may_be_set(number):
+                reason = f"could be picked in {code.co_name} by {ast.unparse(number)}, which may be another number"
                 use_values_around_code(code, runs.modules, dataflow, assumptions, reason)
                 break
 
 
-def _picking_numbers(tree: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.expr]:
-    """Yield the computed numbers by which a function takes items of what it put together itself.
+def _picking_numbers(tree: _Function) -> Iterator[ast.expr]:
+    """Yield the computed numbers by which a function picks items or slices.
+
+    What stands between commas is an index of a tensor, whose numbers its op receives; what attributes hold, modules and
+    settings, other analyses follow.
 
     Example:
-        >>> text = "def f(a, b, k):\\n  c = [a, b]\\n  return (a, b)[k // 2], c[k % 2], c[0], a[k + 1], {0: a}.get(-k)"
+        >>> text = "def f(a, k):\\n  c = k % 3\\n  return a[k // 2], a[c], a[0], a[k], a[:-k], a[0, -k], a.get(k - 1)"
         >>> [ast.unparse(number) for number in _picking_numbers(ast.parse(text).body[0])]
-        ['k // 2', 'k % 2', '-k']
+        ['k // 2', 'c', '-k', 'k - 1']
     """
     for node in ast.walk(tree):
+        container: ast.expr | None = None
+        numbers: list[ast.expr | None] = []
         match node:
-            case ast.Subscript(value=container, slice=number) if not isinstance(number, (ast.Slice, ast.Tuple)):
-                pass
-            case ast.Call(func=ast.Attribute(value=container, attr="get"), args=[number, *_]):
-                pass
-            case _:
-                continue
-        if _is_computed(number, tree) and _is_put_together(container, tree):
-            yield number
+            case ast.Subscript(value=container, slice=ast.Slice(lower=lower, upper=upper)):
+                numbers = [lower, upper]
+            case ast.Subscript(value=container, slice=index) if not isinstance(index, ast.Tuple):
+                numbers = [index]
+            case ast.Call(func=ast.Attribute(value=container, attr=method), args=[index, *_]):
+                numbers = [index] if method in _PICKING_METHODS else []
+        if not isinstance(container, ast.Attribute):
+            yield from (number for number in numbers if number is not None and _is_computed(number, tree))
 
 
-def _is_computed(number: ast.expr, tree: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+def _is_computed(number: ast.expr, tree: _Function) -> bool:
     """Whether a number is neither written down, nor what a loop counts, nor an attribute or an argument as it is.
 
     Flags that are only put together (``self.a and not b``, ``all([a, b])``) are recorded in all ways.
@@ -87,39 +92,48 @@ def _is_computed(number: ast.expr, tree: ast.FunctionDef | ast.AsyncFunctionDef)
 
 
 def _computes(expr: ast.expr) -> bool:
-    signs = (n for n in nodes_of(expr, ast.UnaryOp) if isinstance(n.op, ast.USub))
-    calls = (n for n in nodes_of(expr, ast.Call) if getattr(n.func, "id", "") not in _OF_FLAGS)
-    is_signed = any(not isinstance(n.operand, ast.Constant) for n in signs)
-    return bool(nodes_of(expr, ast.BinOp, ast.Compare)) or any(True for _ in calls) or is_signed
+    return (
+        bool(nodes_of(expr, ast.BinOp, ast.Compare))
+        or any(getattr(call.func, "id", "") not in _CALLS_ON_FLAGS for call in nodes_of(expr, ast.Call))
+        or any(
+            isinstance(sign.op, ast.USub) and not isinstance(sign.operand, ast.Constant)
+            for sign in nodes_of(expr, ast.UnaryOp)
+        )
+    )
 
 
-def _is_put_together(container: ast.expr, tree: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    if isinstance(container, ast.Name):
-        return any(isinstance(binding.value, _DISPLAYS) for binding in bindings(tree).get(container.id, ()))
-    return isinstance(container, _DISPLAYS)
+class _Sources:
+    """What the numbers in a function are computed from.
 
+    Args:
+        tree: syntax of the function.
+        code: of the function.
+        options: its arguments that other calls may pass otherwise.
+        mutability: of the model's attributes.
+    """
 
-def _may_be_set(
-    number: ast.expr,
-    tree: ast.FunctionDef | ast.AsyncFunctionDef,
-    code: CodeType,
-    options: Collection[str],
-    mutability: Mutability,
-) -> bool:
-    """Whether a number is computed from an attribute that code sets, or from an argument that a caller may choose."""
-    owners = [m for m in mutability.one_of_each_class if code in codes_of(type(m))]  # type: ignore[arg-type]
-    own_name = code.co_varnames[0] if owners else None
-    waiting, seen = [(number, _STEPS)], set[str]()
-    while waiting:
-        expr, steps = waiting.pop()
-        for node in nodes_of(expr, ast.Attribute):
-            if isinstance(node.value, ast.Name) and node.value.id == own_name:
-                if not all(mutability.never_changed(owner, node.attr) for owner in owners):
-                    return True
-        names = {node.id for node in nodes_of(expr, ast.Name)} - seen
-        if not names.isdisjoint(options):
+    def __init__(self, tree: _Function, code: CodeType, options: Collection[str], mutability: Mutability) -> None:
+        self._tree, self._options, self._mutability = tree, options, mutability
+        self._owners = mutability.owners_of(code)
+        self._self = code.co_varnames[0] if self._owners else None
+
+    def may_be_set(self, expr: ast.expr, steps: int = _MOST_STEPS) -> bool:
+        """Whether an expression reads an option, or an attribute that code sets, by way of variables as well."""
+        if not all(map(self._never_changed, self._paths(expr))):
             return True
-        seen |= names
-        bound = (b.value for name in names - {own_name} for b in bindings(tree).get(name, ()) if b.value is not None)
-        waiting += [(value, steps - 1) for value in bound] if steps else []
-    return False
+        names = {node.id for node in nodes_of(expr, ast.Name)} - {self._self}
+        if not names.isdisjoint(self._options):
+            return True
+        bound = (b.value for name in names for b in bindings(self._tree).get(name, ()) if b.value is not None)
+        return steps > 0 and any(self.may_be_set(value, steps - 1) for value in bound)
+
+    def _paths(self, expr: ast.expr) -> Iterator[str]:
+        """Yield the attributes of the module that an expression reads, and methods that it calls without arguments."""
+        called = {call.func for call in nodes_of(expr, ast.Call) if not call.args and not call.keywords}
+        for node in nodes_of(expr, ast.Attribute):
+            root, _, path = (path_of(node) or "").partition(".")
+            if root == self._self is not None:
+                yield f"{path}()" if node in called else path
+
+    def _never_changed(self, path: str) -> bool:
+        return all(self._mutability.never_changed(owner, path) for owner in self._owners)

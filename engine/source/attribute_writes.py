@@ -336,8 +336,10 @@ def _written_expressions(line: list[_Step]) -> Iterator[list[_Step]]:
             yield line[slice(*_expression_before(line, _expression_before(line, place)[0]))]
         elif name == "data" if kind in ("STORE_ATTR", "DELETE_ATTR") else kind in _LOADS and _is_write(name):
             yield line[slice(*_expression_before(line, place))]
-        elif kind == "KW_NAMES" and "out" in name or kind in _LOADS and name in _FILLING_FUNCTIONS:
+        elif kind == "KW_NAMES" and "out" in name:
             yield line
+        elif kind in _LOADS and name in _FILLING_FUNCTIONS:
+            yield line[place + 1 :]  # what it is given
 
 
 def _expression_before(line: list[_Step], end: int) -> tuple[int, int]:

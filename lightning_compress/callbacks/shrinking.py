@@ -75,8 +75,8 @@ def _same(one: nn.Module, other: nn.Module) -> bool:
 
 
 def _forget_compiled_code() -> None:
-    # Compiled code is specialised to the old sizes, and torch stops recompiling after a few more shapes. Where a device
-    # is a GPU, to forget it imports all of the compiler, so this waits for something to forget.
+    # Compiled code is specialised to the old sizes, and torch stops recompiling after a few more shapes. On a GPU,
+    # `reset` imports the whole compiler, so it is called only if something was compiled.
     if "torch._dynamo.utils" in sys.modules and torch._dynamo.utils.counters["frames"]:
         torch.compiler.reset()
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -123,3 +124,11 @@ def test_a_model_in_a_process_of_its_own(name: str) -> None:
     run = subprocess.run([sys.executable, "-c", SUPERVISED, name], cwd=breadth.ROOT, capture_output=True, check=True)
     row = {"model": name} | json.loads(run.stdout.splitlines()[-1])
     assert breadth.verdict(row) == "exact", breadth.reason(row)
+
+
+def test_a_reason_names_no_folder_of_a_machine() -> None:
+    """Neither where packages are installed, nor where they write code that they generate."""
+    generated = f"could be read by the code at {tempfile.gettempdir()}/net_propagate_cv64acaa.py:12, which did not run"
+    installed = "mul (/opt/env/lib/site-packages/timm/layers/norm.py:3) combines it"
+    assert breadth.general(generated) == "could be read by the code at net_propagate.py, which did not run"
+    assert breadth.general(installed) == "mul (timm/layers/norm.py) combines it"

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.recording import attribute_choices, unreached
+from engine.recording import attribute_choices, attributes, unreached
 from engine.recording.untaken import UntakenBranch
 from engine.source import measured, provenance
 from engine.source.coverage import CoverageTracer
@@ -188,7 +188,10 @@ class _Order(_Net):
 
 
 class _Reversed(_Net):
-    """Layers in an order that a method turns round in place."""
+    """Layers in an order that a method turns round in place.
+
+    No other code of this file may set an attribute of the name: it would be taken for the writer.
+    """
 
     def __init__(self, sequence: list[int]) -> None:
         super().__init__()
@@ -253,6 +256,28 @@ class _Periodic(_Net):
     def forward(self, x: Tensor) -> Tensor:
         h = self.features(x)
         return self.leave((h, h.flip(-1))[self.passed_steps // 10 % 2])  # type: ignore[no-any-return]
+
+
+class _Growing(_Net):
+    """Adds up more levels in later stages, as progressive growing does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps_so_far = 0
+
+    @property
+    def stage(self) -> int:
+        """Of ten steps."""
+        return self.steps_so_far // 10
+
+    def turn(self) -> None:
+        """Go on to the next stage."""
+        self.steps_so_far = 11
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.features(x)
+        levels = [level(h) for level in (torch.sigmoid, torch.tanh, torch.square)]
+        return self.leave(sum(levels[: self.stage + 1]))  # type: ignore[no-any-return]
 
 
 class _PeriodicArgument(_Net):
@@ -322,6 +347,7 @@ TRAPS = [
     _trap("an order that is shuffled in place", "random.shuffle(self.order)", _Shuffled, _turned),
     _trap("levels that a set loses", "self.frozen_stages.discard(stage)", _Discarding, _turned),
     _trap("an item that a number of steps picks", "(a, b)[self.global_step // period % 2]", _Periodic, _turned),
+    _trap("as many items as a property says", "progressive growing: levels[: self.stage + 1]", _Growing, _turned),
     _trap("an item that an argument picks", "(a, b)[step // period % 2]", _PeriodicArgument,
           called(noise(3), step=11)),
     _trap("dimensions in a list", "x.flip(self.dims)", lambda: _Flipped([0]), _chosen([1])),
@@ -331,7 +357,7 @@ TRAPS = [
 def _no_lists(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(unreached, "use_values_chosen_by_lists", lambda runs, dataflow, assumptions: None)
     patch.setattr(attribute_choices, "other_lists", lambda numbers: iter(()))
-    patch.setattr("engine.recording.attributes.other_lists", lambda numbers: iter(()))
+    patch.setattr(attributes, "other_lists", lambda numbers: iter(()))
 
 
 ABLATIONS = [
