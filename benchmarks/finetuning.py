@@ -321,15 +321,17 @@ def main() -> int:
     parser.add_argument("--weight", type=float, default=1.0, help="of the teacher's term")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--precision", default="bf16-mixed")
-    parser.add_argument("--device", default="cpu", help="to train and to test on: cpu or cuda")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="to train and to test on")
     parser.add_argument("--samples", type=int, default=1024, help="images to calibrate on")
-    parser.add_argument("--graphs", action="store_true", help="replay CUDA graphs, which takes less time")
+    parser.add_argument("--graphs", action="store_true", help="with --device cuda: replay CUDA graphs, which is faster")
     parser.add_argument("--images", type=int, default=10_000, help="test images")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "finetuning", help="checkpoints of the runs")
     parser.add_argument("--keep", type=Path, default=ROOT / "build" / "finetuning.jsonl", help="finished rows")
     parser.add_argument("--finished", action="store_true", help="train nothing, write what is finished")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results.md", help="the page to write into")
     options = parser.parse_args()
+    if options.graphs and options.device != "cuda":
+        parser.error("--graphs replays CUDA graphs: add --device cuda, or leave it out.")
     table = [json.loads(line) for line in options.keep.read_text().splitlines()] if options.keep.exists() else []
     if options.finished and not table:
         parser.error(f"No run is finished in {options.keep}.")

@@ -126,6 +126,14 @@ def test_finished_rows_are_written_without_training(tmp_path: Path, monkeypatch:
         run(tmp_path, monkeypatch, "--finished")
 
 
+def test_graphs_need_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error says which option to add, before anything is pruned."""
+    monkeypatch.setattr(finetuning, "prune", None)
+    with pytest.raises(SystemExit):
+        run(tmp_path / "net", monkeypatch, "--graphs")
+    assert "add --device cuda" in capsys.readouterr().err
+
+
 def test_an_epoch_shifts_and_mirrors() -> None:
     """Each image once, with its label; another seed gives another order; the same seed the same batches."""
     images = np.zeros((8, 40, 40, 3), np.uint8)
