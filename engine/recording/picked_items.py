@@ -44,40 +44,49 @@ def use_values_picked_by_numbers(
         dataflow: of the recorded ops.
         assumptions: is extended.
     """
+    of_tensors = {(node.site.code, node.site.end) for node in dataflow.nodes if node.site is not None}
     for code in runs.coverage.called:
         tree = syntax_of(code)
         if not isinstance(tree, _Function):
             continue
-        for number in _picking_numbers(tree):
-            if _Sources(tree, code, options(code), mutability).may_be_set(number):
+        coverages = [c for c in runs.coverage.functions.values() if c.function.code is code]
+        sources = _Sources(tree, code, options(code), mutability)
+        for pick, number in _picks(tree):
+            if (code, (pick.end_lineno, pick.end_col_offset)) in of_tensors:  # the op receives the number
+                continue
+            if coverages and not any(c.function.ran(pick, c.ran) for c in coverages):
+                continue
+            if sources.may_be_set(number):
                 reason = f"could be picked in {code.co_name} by {ast.unparse(number)}, which may be another number"
                 use_values_around_code(code, runs.modules, dataflow, assumptions, reason)
                 break
 
 
-def _picking_numbers(tree: _Function) -> Iterator[ast.expr]:
-    """Yield the computed numbers by which a function picks items or slices.
+def _picks(tree: _Function) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield subscripts, and calls of methods, that pick items or slices, each with a computed number by which it does.
 
     What stands between commas is an index of a tensor, whose numbers its op receives; what attributes hold, modules and
     settings, other analyses follow.
 
     Example:
         >>> text = "def f(a, k):\\n  c = k % 3\\n  return a[k // 2], a[c], a[0], a[k], a[:-k], a[0, -k], a.get(k - 1)"
-        >>> [ast.unparse(number) for number in _picking_numbers(ast.parse(text).body[0])]
+        >>> [ast.unparse(number) for _, number in _picks(ast.parse(text).body[0])]
         ['k // 2', 'c', '-k', 'k - 1']
     """
     for node in ast.walk(tree):
-        container: ast.expr | None = None
         numbers: list[ast.expr | None] = []
         match node:
-            case ast.Subscript(value=container, slice=ast.Slice(lower=lower, upper=upper)):
+            case ast.Subscript(value=ast.Attribute()) | ast.Call(func=ast.Attribute(value=ast.Attribute())):
+                continue
+            case ast.Subscript(slice=ast.Slice(lower=lower, upper=upper)):
                 numbers = [lower, upper]
-            case ast.Subscript(value=container, slice=index) if not isinstance(index, ast.Tuple):
+            case ast.Subscript(slice=index) if not isinstance(index, ast.Tuple):
                 numbers = [index]
-            case ast.Call(func=ast.Attribute(value=container, attr=method), args=[index, *_]):
-                numbers = [index] if method in _PICKING_METHODS else []
-        if not isinstance(container, ast.Attribute):
-            yield from (number for number in numbers if number is not None and _is_computed(number, tree))
+            case ast.Call(func=ast.Attribute(attr=method), args=[index, *_]) if method in _PICKING_METHODS:
+                numbers = [index]
+            case _:
+                continue
+        yield from ((node, number) for number in numbers if number is not None and _is_computed(number, tree))
 
 
 def _is_computed(number: ast.expr, tree: _Function) -> bool:
