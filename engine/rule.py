@@ -14,7 +14,7 @@ from engine.analysis.use import Use
 from engine.errors import RuleError
 from engine.program.contraction import Contraction
 from engine.program.expressions import Expr
-from engine.program.graph import Node, Value
+from engine.program.graph import Graph, Node, Value
 from engine.source.sizes import numbers_in
 
 __all__ = ["Demand", "Rare", "Registry", "Rule", "Sample", "Shapes", "Statistic", "as_recorded"]
@@ -130,6 +130,10 @@ def _no_needs(node: Node, use: Use) -> Iterable[tuple[Value, int, Tensor]]:
     return ()
 
 
+def _no_pairs(node: Node, graph: Graph) -> Mapping[int, int]:
+    return {}
+
+
 def _no_samples() -> Iterable[Sample]:
     return ()
 
@@ -149,6 +153,8 @@ class Rare:
         absorbs: the stored value that a constant added to the input can be folded into (``value - constant``), if there
             is one.
         refills: channels that can be removed if they are constant, because the op fills the constants in again.
+        preserved: pairs of a dimension of the input and one of the output that are the same, whatever the amounts are
+            that the call takes along the others; none where the names of its arguments say which ones these concern.
         lends: whether the op takes no more than a dtype and a device from its inputs, and a number.
         unchecked: whether the op reads out of bounds when sizes do not match, so that cuts must not be tried on it.
 
@@ -167,6 +173,7 @@ class Rare:
     produces: Callable[[Node], Iterable[Statistic]] = _no_channels
     absorbs: Callable[[Node], Value | None] | None = None
     refills: Callable[[Node], Iterable[Statistic]] = _no_channels
+    preserved: Callable[[Node, Graph], Mapping[int, int]] = _no_pairs
     lends: bool = False
     unchecked: bool = False
 

@@ -7,6 +7,7 @@ padding in an average, a sum over positions) is a *profile*: the constant times 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from engine.analysis.amounts import Amounts, agreed, none_known, other_amounts
 from engine.analysis.links import Links
-from engine.analysis.uncertain import agreeing, amounts
+from engine.analysis.uncertain import Rare, agreeing, amounts
 from engine.program.arrays import along, compact, is_finite
 from engine.program.contraction import Contraction
 from engine.program.graph import Graph, Node, Value, rule_errors
@@ -30,6 +31,9 @@ ConstantsOf = Callable[[Node, "Constants"], Sequence[Tensor] | None]
 class _Rule(Protocol):
     @property
     def constants(self) -> ConstantsOf: ...
+
+    @property
+    def rare(self) -> Rare: ...
 
 
 class _Rules(Protocol):
@@ -114,12 +118,14 @@ class Constants:
             self._asked |= asked
 
     def _evaluate(self, node: Node, rules: _Rules) -> None:
-        rule, numbers = rules.rule(node.op).constants, self.graph.uncertain.get(node.index)
+        rule, numbers = rules.rule(node.op), self.graph.uncertain.get(node.index)
         with rule_errors(node):
             if numbers is None:
-                arrays = self._steady(node, rule)
+                arrays = self._steady(node, rule.constants)
             else:
-                arrays = agreeing(node, numbers, lambda other: self._steady(other, rule), self.__getitem__)
+                preserved = rule.rare.preserved(node, self.graph)
+                again = functools.partial(self._steady, constants=rule.constants)
+                arrays = agreeing(node, numbers, again, self.__getitem__, preserved)
         for position, value in enumerate(node.outputs):
             array = _varies(value) if arrays is None else self._held(arrays[position], value)
             self._arrays[value.index] = array = self._settled(array, value)

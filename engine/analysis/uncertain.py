@@ -8,19 +8,29 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from engine.analysis.amounts import none_known, other_amounts
-from engine.program.graph import Node, Value
+from engine.program.graph import Graph, Node, Value
 
-__all__ = ["agreeing", "amounts", "dims_of", "widened"]
+__all__ = ["Rare", "agreeing", "amounts", "dims_of", "widened"]
 
 Numbers = Sequence[int | float]
+Pairs = Mapping[int, int]
+
+
+class Rare(Protocol):
+    """What is read of the rare part of a rule, which stands above this file."""
+
+    @property
+    def preserved(self) -> Callable[[Node, Graph], Pairs]:
+        """A function for the pairs of dimensions."""
+
 
 _SPATIAL = frozenset(
     """kernel_size stride padding dilation output_padding output_size pooled_height pooled_width
@@ -76,20 +86,23 @@ def amounts(node: Node, numbers: Numbers) -> list[str]:
     return names
 
 
-def dims_of(node: Node, names: Sequence[str]) -> tuple[int, ...]:
-    """Return the dimensions of a node's input that integer arguments apply to; none where these may be all.
+def dims_of(node: Node, names: Sequence[str], preserved: Pairs) -> tuple[int, ...] | None:
+    """Return the dimensions of a node's input that integer arguments apply to; None where these may be all.
 
     Args:
         node: of a graph.
         names: of the arguments.
+        preserved: dimensions of the input that none of them concerns, with those of the output.
     """
     rank = node.inputs[0].ndim if node.inputs else 0
+    if preserved:
+        return tuple(dim for dim in range(rank) if dim not in preserved)
     if rank > 1 and names and _SPATIAL.issuperset(names):
         axes = max(len(v) if isinstance(v, (list, tuple)) else 2 for v in (node.args[name] for name in names))
         return tuple(range(max(1, min(2, rank - axes)), rank))
     named = node.args.get("dim", node.args.get("dims"))
     dims = [named] if isinstance(named, int) else named if isinstance(named, (list, tuple)) else []
-    return tuple(dim % rank for dim in dims) if rank else ()
+    return tuple(dim % rank for dim in dims) if rank and dims else None
 
 
 def agreeing(
@@ -97,6 +110,7 @@ def agreeing(
     numbers: Numbers,
     compute: Callable[[Node], Sequence[Tensor] | None],
     constant_of: Callable[[Value], Tensor],
+    preserved: Pairs,
 ) -> Sequence[Tensor] | None:
     """Return the constants of a node's outputs that hold for all values of the numbers, NaN elsewhere.
 
@@ -105,10 +119,11 @@ def agreeing(
         numbers: those that may be others in another call.
         compute: returns the constants for one choice of numbers.
         constant_of: returns the constants of an input.
+        preserved: as in `dims_of`.
     """
     names = amounts(node, numbers)
-    dims = dims_of(node, names)
-    if names and (not dims or any(constant_of(node.inputs[0]).size(dim) > 1 for dim in dims)):
+    dims = dims_of(node, names, preserved)
+    if names and (dims is None or any(constant_of(node.inputs[0]).size(dim) > 1 for dim in dims)):
         return None
     arrays = compute(node)
     for other in _others(node, numbers, names) if arrays is not None and not none_known(arrays) else ():
@@ -133,23 +148,32 @@ def _others(node: Node, numbers: Numbers, names: Sequence[str]) -> Iterator[Node
     yield from other_amounts(node, padded) if padded else ()
 
 
-def widened(node: Node, numbers: Numbers, used: Callable[[Value], Tensor]) -> Iterator[tuple[Value, Tensor | None]]:
+def widened(
+    node: Node, numbers: Numbers, used: Callable[[Value], Tensor], preserved: Pairs
+) -> Iterator[tuple[Value, Tensor | None]]:
     """Yield inputs of a node that takes other amounts in other calls, with the used entries of each; None for all.
 
     Args:
         node: of a graph.
         numbers: those that may be others in another call.
         used: returns the used entries of an output.
+        preserved: as in `dims_of`.
     """
     if not node.inputs:  # a permutation of as many entries as a batch has, drawn after a read
         return
-    dims, source = dims_of(node, amounts(node, numbers)), node.inputs[0]
+    dims, source = dims_of(node, amounts(node, numbers), preserved), node.inputs[0]
     for value in node.outputs:
-        if dims and value.ndim == source.ndim:
+        if preserved:
+            entries = used(value)
+            for dim in set(range(value.ndim)).difference(preserved.values()):
+                entries = entries.any(dim, keepdim=True)
+            sizes = {dim: entries.size(other) for dim, other in preserved.items()}
+            yield source, entries.reshape([sizes.get(dim, 1) for dim in range(source.ndim)])
+        elif dims and value.ndim == source.ndim:
             others = [d for d in range(value.ndim) if value.shape[d] != source.shape[d]]  # of as many boxes, say
             every = functools.reduce(lambda entries, d: entries.any(d, keepdim=True), {*dims, *others}, used(value))
             yield source, every
-        elif len(dims) == 1 and value.ndim == source.ndim - 1:
+        elif dims and len(dims) == 1 and value.ndim == source.ndim - 1:
             yield source, used(value).unsqueeze(dims[0])
         else:
             yield from ((other, None) for other in node.inputs)

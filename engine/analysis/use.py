@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.analysis.constants import Constants
 from engine.analysis.layers import Layers
-from engine.analysis.uncertain import amounts, widened
+from engine.analysis.uncertain import Rare, amounts, widened
 from engine.program.arrays import reduce_to
 from engine.program.graph import Graph, Node, Value, rule_errors
 
@@ -20,6 +20,9 @@ __all__ = ["Use"]
 class _Rule(Protocol):
     @property
     def use(self) -> Callable[[Node, Use], None]: ...
+
+    @property
+    def rare(self) -> Rare: ...
 
 
 class _Rules(Protocol):
@@ -63,15 +66,16 @@ class Use:
             self.add(value, constants[value] != 0)
         for node in reversed(self.graph.nodes):
             if any(self._is_used(value) for value in node.outputs):
+                rule = structure.rules.rule(node.op)
                 with rule_errors(node):
-                    structure.rules.rule(node.op).use(node, self)
-                self._widen(node)
+                    rule.use(node, self)
+                self._widen(node, rule)
 
-    def _widen(self, node: Node) -> None:
+    def _widen(self, node: Node, rule: _Rule) -> None:
         """Extend use to all amounts that a node might take for other data."""
         numbers = self.graph.uncertain.get(node.index, ())
         if amounts(node, numbers):
-            for value, used in widened(node, numbers, self.__getitem__):
+            for value, used in widened(node, numbers, self.__getitem__, rule.rare.preserved(node, self.graph)):
                 if used is None:
                     self.add_all(value)
                 else:

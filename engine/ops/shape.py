@@ -22,8 +22,8 @@ from engine.ops.samples import Apply, chain
 from engine.program.arrays import support, view_array
 from engine.program.expressions import Apply as Computed
 from engine.program.expressions import Expr, ShapeOf
-from engine.program.graph import Node, Origin, Value
-from engine.rule import Demand, Rule, Sample, Shapes
+from engine.program.graph import Graph, Node, Origin, Value
+from engine.rule import Demand, Rare, Rule, Sample, Shapes
 from engine.surgery.kinds.attention import head_sizes
 
 __all__ = [
@@ -173,6 +173,53 @@ def _view_labels(node: Node, labels: Labels) -> None:
             labels.add(target, array)
 
 
+def _preserved(argument: str) -> Callable[[Node, Graph], Mapping[int, int]]:
+    """Return a function for the dimensions that a view leaves alone, whatever its sizes in the middle are.
+
+    They lie at both ends, where the code passes the tensor's own sizes: ``x.view(x.shape[0], side, side, x.shape[2])``
+    leaves the first and the last alone for any side, because there are no more entries than before.
+    """
+
+    def preserved(node: Node, graph: Graph) -> Mapping[int, int]:
+        source, target = source_of(node), node.output
+        pairs: dict[int, int] = {}
+        for start, step in ((0, 1), (-1, -1)):
+            for k in range(min(source.ndim, target.ndim) - len(pairs)):
+                dim, other = (start + step * k) % source.ndim, (start + step * k) % target.ndim
+                if not _is_size_of(node.sizes.get((argument, other)), source, dim, graph):
+                    break
+                pairs[dim] = other
+        return pairs
+
+    return preserved
+
+
+def _is_size_of(expr: Expr | None, value: Value, dim: int, graph: Graph) -> bool:
+    """Whether code passes the size of a dimension, maybe as that of a tensor which this one is a view of."""
+    while isinstance(expr, Computed) and expr.symbol == "*" and expr.left == 1:
+        expr = expr.right
+    if not isinstance(expr, ShapeOf):
+        return False
+    place: tuple[Value, int] | None = (value, dim)
+    while place is not None and place[0].index != expr.value.index:
+        place = _before(*place, graph)
+    return place is not None and place[1] == expr.dim
+
+
+def _before(value: Value, dim: int, graph: Graph) -> tuple[Value, int] | None:
+    """Return the tensor that a value is a view of, and the dimension of it that this one is; None if there is none."""
+    node = None if value.producer is None else graph.nodes[value.producer]
+    if node is None or node.op not in MOVES:
+        return None
+    source, position = source_of(node), node.outputs.index(value)
+    for other, size in enumerate(source.shape):
+        numbers = torch.arange(size)
+        moved = MOVES[node.op](node, numbers.view([size if d == other else 1 for d in range(source.ndim)]), position)
+        if size > 1 and support(moved) == (dim,) and moved.numel() == size and bool((moved.flatten() == numbers).all()):
+            return source, other
+    return None
+
+
 def _cast(node: Node, constants: Constants) -> Sequence[Tensor]:
     """Cast constants to the output's dtype, in which 0.5 may be 0."""
     array = _constants(_same)(node, constants)[0]
@@ -315,8 +362,15 @@ RULES = [
         _view_labels,
         demands=_view_demands,
         samples=_view_samples,
+        rare=Rare(preserved=_preserved("size")),
     ),
-    shape_rule(["reshape"], _view, _view_labels, demands=lambda n, k, s: size_demands("shape", n, s)),
+    shape_rule(
+        ["reshape"],
+        _view,
+        _view_labels,
+        demands=lambda n, k, s: size_demands("shape", n, s),
+        rare=Rare(preserved=_preserved("shape")),
+    ),
     shape_rule(
         ["unflatten"],
         _view,

@@ -189,15 +189,20 @@ def _inside(name: str, containers: Collection[str]) -> list[tuple[str, str]]:
     return [(container, key) for container, key in pairs if container in containers]
 
 
-def _hold_amounts(node: Node, names: Sequence[str], labels: Labels) -> None:
+def _hold_amounts(node: Node, names: Sequence[str], labels: Labels, preserved: Mapping[int, int]) -> None:
     """Freeze the dimensions along which a node takes an amount that may be another one in another call."""
-    dims, reason = dims_of(node, names), f"{node!r} takes an amount of it that may be another one in another call"
+    dims = dims_of(node, names, preserved)
+    reason = f"{node!r} takes an amount of it that may be another one in another call"
     for value in (*node.inputs, *node.outputs):
-        if not dims or value.ndim != node.inputs[0].ndim:
+        if preserved and value not in node.inputs:
+            concerned = set(range(value.ndim)).difference(preserved.values())
+        elif dims is not None and value.ndim == node.inputs[0].ndim:
+            concerned = set(dims)
+        else:
             labels.freeze(value, reason)
             labels.unsafe += labels.layers(value)
             continue
-        for row in (labels.along(value, dim) for dim in dims):
+        for row in (labels.along(value, dim) for dim in sorted(concerned)):
             if row is not None:
                 labels.slots.freeze(row, reason)
                 labels.unsafe.append(row)
@@ -230,7 +235,7 @@ def propagate(graph: Graph, rules: Registry) -> Structure:
             if node.outputs and not rule.rare.lends:
                 labels.fix_unclaimed(node)
         if names := amounts(node, graph.uncertain.get(node.index, ())):
-            _hold_amounts(node, names, labels)
+            _hold_amounts(node, names, labels, rule.rare.preserved(node, graph))
     for value in graph.outputs:
         labels.freeze(value, graph.exits.get(value.index, "is an output of the model"))
     for node, missed in _beside_missed(graph):

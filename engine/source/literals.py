@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from engine.source.bindings import arguments_of, places_set, unconditional_values
+from engine.source.bindings import Function, arguments_of, places_set, unconditional_values
 from engine.source.expressions_at import expression_at, file_syntax, is_literal, operands_of, parts_of
 from engine.source.filled_lists import fillers
+from engine.source.passed_arguments import function_of, home, passed_argument
 from engine.source.sizes import is_tagged, untracked
 from engine.source.syntax import nodes_of
 
@@ -93,10 +94,11 @@ def unfixed_numbers(numbers: Sequence[Any], frame: FrameType, function: Any = No
     sized = Counter[Any]()
     if isinstance(place, ast.Call) and getattr(place.func, "id", "") == "sum" and len(place.args) == 1:
         fixed += _counted([0])  # where a sum begins
-    for expr in (part for operand in _variables(frame.f_code, frame.f_lasti) for part in _elements(operand, frame)):
+    operands = _variables(frame.f_code, frame.f_lasti)
+    for expr, own in (part for operand in operands for part in _elements(operand, frame)):
         for kind, sizes in ((fixed, False), (sized, True)):
             try:
-                kind.update(_counted(_flat(_value(expr, _Scope(frame, sizes)))))
+                kind.update(_counted(_flat(_value(expr, _Scope(own, sizes)))))
             except (_NotFixed, *_OUTDATED):
                 continue
             break
@@ -161,26 +163,37 @@ def _signature(function: FunctionType) -> inspect.Signature:
     return next((inspect.signature(own) for own in inner if isinstance(own, FunctionType)), signature)
 
 
-def _elements(expr: ast.expr, frame: FrameType) -> list[ast.expr]:
+def _elements(expr: ast.expr, frame: FrameType) -> list[tuple[ast.expr, FrameType]]:
     """Return the elements of the tuple that a variable stands for, as in ``shape = (*x.shape[:2], -1, self.width)``.
 
-    Where the variable has other assignments, or what its elements read has, these are the numbers that stand in all of
-    its tuples. Any other expression is returned as it is.
+    Each comes with the frame that it belongs to: a tuple may be an argument, which the caller puts together. Where the
+    variable has other assignments, or what its elements read has, these are the numbers that stand in all of its
+    tuples. Any other expression is returned as it is.
     """
     expr = expr.value if isinstance(expr, ast.Starred) else expr
-    frame = _home(expr.id, frame) if isinstance(expr, ast.Name) else frame
-    if isinstance(expr, ast.BinOp):
-        return [e for s in _summands(expr) for e in (parts_of(s) if isinstance(s, ast.Tuple) else [])] or [expr]
-    function = _function(frame) if isinstance(expr, ast.Name) and expr.id in frame.f_locals else None
+    frame = home(expr.id, frame) if isinstance(expr, ast.Name) else frame
+    if isinstance(expr, (ast.Tuple, ast.BinOp)):
+        tuples = [summand for summand in _summands(expr) if isinstance(summand, ast.Tuple)]
+        return [(part, frame) for summand in tuples for part in parts_of(summand)] or [(expr, frame)]
+    function = function_of(frame) if isinstance(expr, ast.Name) and expr.id in frame.f_locals else None
     if function is None or not isinstance(expr, ast.Name):
-        return [expr]
-    held = frame.f_locals[expr.id]
+        return [(expr, frame)]
+    held, places = frame.f_locals[expr.id], places_set(function, expr.id)
     if type(held) is list and (rest := fillers(function, expr.id)):  # what is set beside is a size, or not fixed
-        return [ast.Constant(item) for item in held if type(item) is int and item in rest]
-    values = [s.value for s in nodes_of(function, ast.Assign) if _targets(s) == [expr.id]]
+        return [(ast.Constant(item), frame) for item in held if type(item) is int and item in rest]
+    if expr.id in arguments_of(function) and not places and isinstance(held, tuple):
+        passed = passed_argument(expr.id, frame)
+        if passed is not None and passed.expression is not None:
+            return _elements(passed.expression, passed.frame)
+    return [(part, frame) for part in _assigned_elements(expr, function)]
+
+
+def _assigned_elements(name: ast.Name, function: Function) -> list[ast.expr]:
+    """Return the elements of the tuples that a function assigns to a variable, or the variable where it has others."""
+    values = [s.value for s in nodes_of(function, ast.Assign) if _targets(s) == [name.id]]
     tuples = [[s for s in _summands(value) if isinstance(s, ast.Tuple)] for value in values]
-    if not tuples or not all(tuples) or len(tuples) != len(places_set(function, expr.id)):
-        return [expr]
+    if not tuples or not all(tuples) or len(tuples) != len(places_set(function, name.id)):
+        return [name]
     parts = [[part for summand in summands for part in parts_of(summand)] for summands in tuples]
     names = {n.id for n in ast.walk(values[0]) if isinstance(n, ast.Name)}
     passed = arguments_of(function)
@@ -200,20 +213,6 @@ def _summands(expr: ast.expr) -> list[ast.expr]:
     if isinstance(expr, ast.BinOp) and isinstance(expr.op, ast.Mult) and isinstance(expr.left, ast.Tuple):
         return [expr.left] * _MOST_DIMENSIONS
     return [expr]
-
-
-def _home(name: str, frame: FrameType) -> FrameType:
-    """Return the running function that a variable belongs to: of a comprehension, say, the one around it."""
-    around: FrameType | None = frame
-    while around is not None and name in around.f_code.co_freevars:
-        inner, around = around.f_code, around.f_back
-        while around is not None and inner not in around.f_code.co_consts:
-            around = around.f_back
-    return frame if around is None else around
-
-
-def _function(frame: FrameType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    return file_syntax(frame.f_code).functions.get(frame.f_code.co_firstlineno)
 
 
 def _targets(assignment: ast.Assign) -> list[str | None]:
@@ -254,7 +253,7 @@ def _value(expr: ast.expr, scope: _Scope) -> Any:
     if isinstance(expr, ast.Attribute):
         return _attribute(_owner(expr.value, scope), expr.attr, scope)
     if isinstance(expr, ast.Name):
-        scope = scope._replace(frame=_home(expr.id, scope.frame))
+        scope = scope._replace(frame=home(expr.id, scope.frame))
         own = (*scope.frame.f_code.co_varnames, *scope.frame.f_code.co_cellvars)
         return _local(expr.id, scope) if expr.id in own else _global(expr.id, scope)
     raise _NotFixed
@@ -281,7 +280,7 @@ def _size(expr: ast.expr, frame: FrameType) -> int | float | None:
 def _held(expr: ast.expr, frame: FrameType) -> Any:
     """Return what a variable holds, or an item of it that the code names; None where it is something else."""
     if isinstance(expr, ast.Name):
-        return _home(expr.id, frame).f_locals.get(expr.id)
+        return home(expr.id, frame).f_locals.get(expr.id)
     if not isinstance(expr, ast.Subscript) or not is_literal(expr.slice):
         return None
     whole: Any = _held(expr.value, frame)
@@ -310,7 +309,7 @@ def _owner(expr: ast.expr, scope: _Scope) -> Any:
     """Return the object whose attribute is read: ``self``, a Python module, or an attribute of these."""
     if isinstance(expr, ast.Attribute):
         return _attribute(_owner(expr.value, scope), expr.attr, scope)
-    scope = scope._replace(frame=_home(expr.id, scope.frame)) if isinstance(expr, ast.Name) else scope
+    scope = scope._replace(frame=home(expr.id, scope.frame)) if isinstance(expr, ast.Name) else scope
     code, own = scope.frame.f_code, scope.frame.f_locals
     if isinstance(expr, ast.Name) and code.co_argcount and expr.id == code.co_varnames[0] and expr.id in own:
         return own[expr.id]
@@ -345,13 +344,13 @@ def _local(name: str, scope: _Scope) -> Any:
 
     All assignments are unconditional, or there is only one: if the variable has a value, it has this one.
     """
-    function = _function(scope.frame)
+    function = function_of(scope.frame)
     if function is None or name not in scope.frame.f_locals:
         raise _NotFixed
     if name in arguments_of(function):
         if places_set(function, name):
             raise _NotFixed
-        return _argument(name, function.args, scope)
+        return _argument(name, scope)
     assigned, key = unconditional_values(function, name), (id(scope.frame), name)
     if not assigned:
         raise _NotFixed
@@ -361,35 +360,15 @@ def _local(name: str, scope: _Scope) -> Any:
     return untracked(scope.frame.f_locals[name])
 
 
-def _called(expr: ast.expr, scope: _Scope) -> tuple[Any, bool]:
-    """Return the function that a call names, and whether it is a method, which gets its object as well."""
-    try:
-        return _value(expr, scope), False
-    except _NotFixed:
-        if not isinstance(expr, ast.Attribute):
-            raise
-        return inspect.getattr_static(_owner(expr.value, scope), expr.attr, None), True
-
-
-def _argument(name: str, arguments: ast.arguments, scope: _Scope) -> Any:
-    """Return the value of an argument of a plain function that the source of the caller, or a default, fixes.
+def _argument(name: str, scope: _Scope) -> Any:
+    """Return the value of an argument that the source of the caller, or a default, fixes.
 
     Raises:
         _NotFixed: if the function is called by another name, or with an unpacked sequence or mapping.
     """
-    caller = scope.frame.f_back
-    place = None if caller is None else expression_at(caller.f_code, caller.f_lasti)
-    if caller is None or not isinstance(place, ast.Call):
+    passed = passed_argument(name, scope.frame)
+    if passed is None:
         raise _NotFixed
-    function, of_object = _called(place.func, _Scope(caller))
-    if not isinstance(function, FunctionType) or function.__code__ is not scope.frame.f_code:
-        raise _NotFixed
-    if any(isinstance(a, ast.Starred) for a in place.args) or any(k.arg is None for k in place.keywords):
-        raise _NotFixed
-    passed: dict[str, ast.expr] = dict(
-        zip([a.arg for a in (*arguments.posonlyargs, *arguments.args)][of_object:], place.args, strict=False)
-    )
-    passed.update({k.arg: k.value for k in place.keywords if k.arg is not None})
-    if name in passed:
-        _value(passed[name], _Scope(caller, scope.sizes))
+    if passed.expression is not None:
+        _value(passed.expression, _Scope(passed.frame, scope.sizes))
     return untracked(scope.frame.f_locals[name])

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import engine
 from engine.analysis.constants import Constants
 from engine.analysis.uncertain import amounts
+from engine.analysis.use import Use
 from engine.program.stored import stored_tensors
 from engine.removal.propagate import propagate
 from tests.engine.nets import Net
@@ -65,6 +66,28 @@ def test_amounts_hold_their_dimension(dim: int, frozen: bool) -> None:
     for node in nodes:
         row = structure.along(node.inputs[0], 1)
         assert row is not None and bool(structure.slots.frozen(row).all()) == frozen
+
+
+VIEWS: dict[str, tuple[Callable[[Tensor, int], Tensor], bool]] = {
+    "rows": (lambda h, n: h.view(n, -1, h.shape[1]).tanh().sum(0), False),
+    "both ends": (lambda h, n: h.reshape(h.shape[0], n, n, h.shape[1]).tanh().sum((1, 2)), False),
+    "after a transposition": (lambda h, n: h.t().reshape(h.shape[1], n, -1).tanh().sum((1, 2))[None], False),
+    "one that is split": (lambda h, n: h.view(h.shape[0], n, -1).tanh().sum(1), True),
+    "another tensor's": (lambda h, n: h.reshape(h.shape[1], n, -1).tanh().sum((0, 1))[None], True),
+}
+
+
+@pytest.mark.parametrize(("view", "frozen"), VIEWS.values(), ids=VIEWS.keys())
+def test_views_whose_ends_are_the_same(view: Callable[[Tensor, int], Tensor], frozen: bool) -> None:
+    """A number in the middle takes no part of a dimension whose size the code passes on."""
+    net, graph = traced(lambda h, n: view(h, int(n) + 1)[:, 1:])
+    [node] = [n for n in graph.nodes if n.op in ("view", "reshape")]
+    structure, constants = propagate(graph, engine.RULES), Constants(graph, engine.RULES, stored_tensors(net))
+    row = structure.along(graph.nodes[0].output, 1)
+    assert row is not None and bool(structure.slots.frozen(row).all()) == frozen
+    assert bool(constants[node.output].isnan().all()) == frozen
+    used = Use(structure, constants).along(graph.nodes[0].output, 1)
+    assert used.tolist() == [frozen, True, True, True]
 
 
 class Mixing(nn.Module):

@@ -88,6 +88,26 @@ def test_a_tuple_that_is_put_together_before() -> None:
     assert Shapes().forward((7,), 9) == [[7], [7], [9, 10], [3, 4], [3, 4]]
 
 
+def handed(backend: type, sizes: tuple[int, ...]) -> list[list[Any]]:
+    """Hand shapes on to a function that a variable stands for, as einops does."""
+    shape = (*sizes, -1)
+    return [backend.shaped((sizes[0], -1)), backend.shaped(shape), backend.shaped(sizes), backend.shaped([7, -1])]
+
+
+class Handed:
+    """A backend."""
+
+    @staticmethod
+    def shaped(shape: Any) -> list[Any]:
+        """Pass a shape."""
+        return call(shape)
+
+
+def test_a_tuple_that_the_caller_puts_together() -> None:
+    """What stands in it is fixed, at the first call too, and nothing that is picked from it."""
+    assert handed(Handed, (7,)) == [[7], [7], [], []]
+
+
 def of_sizes(x: Tensor, parts: list[Tensor], many: int) -> list[list[Any]]:
     """Pass numbers that follow from sizes, and some that follow from one and from something else."""
     side = int(math.sqrt(x.shape[1]))
