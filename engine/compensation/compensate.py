@@ -118,12 +118,16 @@ def compensate(
             fitting.run()
             fitting.withdraw_unless_better()
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            if isinstance(error, EngineError):
+            if isinstance(error, EngineError) or _is_out_of_memory(error):
                 raise
             shapes = ", ".join(str(tuple(t.shape)) for t in inputs[0])
             raise InputError(f"The program does not run on batches of {shapes}: {error}") from error
     fitting.commit()
     return fitting.report
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)  # the CPU has no class for it
 
 
 def _program(model: nn.Module, dummy_input: Any, graph: Graph | None) -> Graph:
@@ -241,7 +245,7 @@ class _Fitting:
         """Compute a contraction inside a larger op, such as that of the input in the gates of a recurrent layer."""
         c = reader.contraction
         rows = columns(reader.node, c, run.arguments(reader.node)).flatten(0, -3)
-        bias = None if c.bias is None else self.dense[c.bias.name or ""]
+        bias = None if c.bias is None else run[c.bias]
         weight = c.canonical(self.dense[c.weight.name or ""]).flatten(2)
         out = torch.einsum("rgk,gok->rgo", rows, weight).flatten(1)
         return out if bias is None else out + bias
@@ -259,7 +263,9 @@ class _Fitting:
             return
         shifts = reader.consumer.sink is not None
         changes = [
-            correction(phi[~held, g], residual[~held, g], support[g], self._ridge, shifts, reader.node.module, summed)
+            correction(
+                phi[~held, g], residual[~held, g], support[g], self._ridge, shifts, reader.node.module, self._processes
+            )
             for g in range(c.groups)
         ]
         errors = [squared_error(phi[held, g], residual[held, g], change) for g, change in enumerate(changes)]
@@ -289,7 +295,7 @@ class _Fitting:
         target = target.unflatten(1, (c.groups, c.outputs))
         now = torch.einsum("rgk,gok->rgo", phi, weight)
         if c.bias is not None:
-            now += self._masked[c.bias.name or ""].double().view(c.groups, c.outputs)
+            now += runs[0][c.bias].double().view(c.groups, c.outputs)
         residual = torch.where(target.isfinite(), target - now, 0.0)
         return phi, residual, target.nan_to_num(0.0, 0.0, 0.0)
 

@@ -121,7 +121,16 @@ class Run:
         return [*written, *fresh]
 
     def arguments(self, node: Node) -> dict[str, Any]:
-        """Return the arguments of a node for this batch, with tensors instead of values and evaluated sizes."""
+        """Return the arguments of a node for this batch, with tensors instead of values and evaluated sizes.
+
+        Raises:
+            InputError: if it reads a tensor that an earlier call of the model left behind.
+        """
+        if not all(value in self for value in node.inputs):
+            raise InputError(
+                f"{node!r} reads a tensor that the model keeps from one call to the next, which its recorded program "
+                "cannot compute for other data. Leave the cache out while the model is compensated."
+            )
         tree = {name: self._sized(node, name, argument) for name, argument in node.args.items()}
         return {name: _filled(argument, self) for name, argument in tree.items()}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -66,10 +67,24 @@ class _Downsampled(nn.Module):
         return self.head((y + self.shortcut(x)).relu())
 
 
+class _JoinedBias(_Perceptron):
+    """The bias of a layer is put together of a parameter and a buffer, as BEiT does for queries, keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.ones(2))
+        self.register_buffer("key", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        down = F.linear(F.gelu(self.up(x)), self.down.weight, torch.cat([self.query, self.key]))
+        return self.head(x + down)
+
+
 NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "residual": (_Residual, (3, 8, 8)),
     "downsampled": (_Downsampled, (3, 8, 8)),
     "perceptron": (_Perceptron, (7, 5)),
+    "joined bias": (_JoinedBias, (7, 5)),
     "strided": (_chain(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3, stride=2, padding=1)), (3, 9, 9)),
     "dilated": (_chain(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3, dilation=2)), (3, 9, 9)),
     "grouped": (_chain(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3, groups=2)), (3, 9, 9)),
@@ -210,6 +225,19 @@ def test_code_that_decides_by_its_data_is_refused() -> None:
     masks = {"up": {"weight": mask[:, None].expand(8, 4), "bias": mask}}
     with pytest.raises(EngineError, match="has data-dependent control flow"):
         engine.compensate(Deciding().double(), torch.ones(2, 4).double(), masks, [torch.randn(64, 4).double()])
+
+
+def test_too_little_memory_is_not_put_down_to_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is torch's own, and the model is as it was."""
+    model, masks, example, batches = _setting("perceptron")
+    before = copy.deepcopy(model.state_dict())
+    message = "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to allocate"
+    failing = mock.Mock(side_effect=RuntimeError(message))
+    monkeypatch.setattr(compensating, "correction", failing)
+    with pytest.raises(RuntimeError, match="can't allocate memory") as caught:
+        engine.compensate(model, example, masks, batches)
+    assert not isinstance(caught.value, EngineError)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 class _Sequence(nn.Module):

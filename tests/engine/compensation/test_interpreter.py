@@ -75,3 +75,25 @@ def test_a_batch_of_another_number_of_tensors() -> None:
     graph = engine.trace(nn.Linear(3, 2), torch.zeros(1, 3))
     with pytest.raises(InputError, match="2 tensors, but the example 1"):
         Run(graph, {}, [torch.zeros(1, 3)] * 2)
+
+
+def test_what_an_earlier_call_left_is_named() -> None:
+    """A cache that the model fills, as a module of timm's EfficientViT does."""
+
+    class Caching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.cache = nn.Linear(3, 3), dict[str, Tensor]()
+
+        def forward(self, x: Tensor) -> Tensor:
+            if "bias" not in self.cache:
+                self.cache["bias"] = self.layer.bias * 2
+            return self.layer(x) + self.cache["bias"]
+
+    model = Caching().eval()
+    model(torch.zeros(2, 3))
+    graph = engine.trace(model, torch.zeros(2, 3))
+    run = Run(graph, dict(model.named_parameters()), [torch.ones(5, 3)])
+    with pytest.raises(InputError, match="add .*keeps from one call to the next"):
+        for node in first_path(graph):
+            run.step(node)
