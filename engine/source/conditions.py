@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import enum
+import functools
 import sys
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from engine.source.reaching import definitions_before, is_never_none
 from engine.source.sized_places import is_at
 from engine.source.static_attributes import static_attribute
 from engine.source.syntax import compares_with_none, nodes_of
+from engine.source.version_checks import version_check
 
 __all__ = ["TYPE_CHECKS", "Conditions", "has_fixed_result"]
 
@@ -130,8 +132,17 @@ class Conditions:
             return self._is_never_none(node.left, visited) or self._name(node.left.id, visited, node.left)
         if isinstance(node, ast.Compare) and (self._tests_empty_container(node) or _asks_for_meta_device(node)):
             return True
+        if isinstance(node, ast.BoolOp) and any(map(functools.partial(self._decides, node.op), node.values)):
+            return True
         children = [c for c in ast.iter_child_nodes(node) if isinstance(c, ast.expr)]
         return all(self._fixed(child, visited) for child in children)
+
+    def _decides(self, operator: ast.boolop, operand: ast.expr) -> bool:
+        """Whether a check of a version decides a conjunction, or a disjunction, whatever its other operands are."""
+        return self._version_check(operand) is isinstance(operator, ast.Or)
+
+    def _version_check(self, node: ast.expr) -> bool | None:
+        return version_check(node, self._global_value(node.func)) if isinstance(node, ast.Call) else None
 
     def _name(self, name: str, visited: _Visited, node: ast.AST | None = None) -> bool:
         lines = self._lines_that_set(name, getattr(node, "lineno", None))
@@ -217,6 +228,8 @@ class Conditions:
     def _call(self, node: ast.Call, visited: _Visited) -> bool:
         function = getattr(node.func, "attr", getattr(node.func, "id", ""))
         if function.lstrip("_") in _ALWAYS_FALSE:
+            return True
+        if self._version_check(node) is not None:
             return True
         if function in _TYPE_CHECKS:
             if node.args and isinstance(node.args[0], ast.Attribute):

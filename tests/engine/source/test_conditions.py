@@ -36,6 +36,12 @@ def forever(value: object) -> bool:
     return forever(value)
 
 
+@functools.cache
+def is_version(operator: str, version: str) -> bool:
+    """Compare a version with that of torch, as diffusers does."""
+    return (operator == ">=") == (tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 0))
+
+
 class _Kind(enum.Enum):
     WIDE = 1
 
@@ -99,6 +105,12 @@ CALLS: list[object] = []
         ("flag in self.empty in self.full", False),
         ("flag in self.full", False),
         ("flag in other", False),
+        ("is_version('<', '2.0.0')", True),
+        ("x.device.type == 'mps' and is_version('<', '2.0.0')", True),
+        ("x.device.type == 'mps' or is_version('>=', '2.0.0')", True),
+        ("x.device.type == 'mps' and is_version('>=', '2.0.0')", False),
+        ("is_version(flag, '2.0.0')", False),
+        ("is_version('<', 'a name')", False),
     ],
 )
 def test_fixed(test: str, is_fixed: bool) -> None:
@@ -114,6 +126,7 @@ def test_fixed(test: str, is_fixed: bool) -> None:
         "exists": exists,
         "counted": counted,
         "forever": forever,
+        "is_version": is_version,
     }
     unsettled = {"counter", "gate.mode", "*.mode", "counts()", "gate.counts()", "full{}"}
     conditions = Conditions(tree, space, {"x", "flag"}, lambda path: path not in unsettled, lambda node: True, "self")
