@@ -243,7 +243,7 @@ def _record_forward(
     if missing := record_arguments(recorder, with_inputs(example), arguments, first, by_default.outputs):
         names = ", ".join(missing)
         recorder.notes.append(f"Only the example's value of these arguments of forward was recorded: {names}.")
-    record_settings(recorder, by_default, settings, outer, read_outside)
+    record_settings(recorder, by_default, settings, outer, read_outside, changing)
     record_substitutes(recorder, by_default.run, model, first, by_default.outputs)
     for way in (by_default, *(way for situation, way in ways if situation.switch is None)):
         recorder.notes += record_coefficients(recorder, way.run, way.guards)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.analysis.amounts import none_known, other_amounts
+from engine.program.expressions import AttributeOf, Expr, SetLater, leaves
 from engine.program.graph import Graph, Node, Value
 
 __all__ = ["Rare", "agreeing", "amounts", "dims_of", "widened"]
@@ -81,9 +82,17 @@ def amounts(node: Node, numbers: Numbers) -> list[str]:
         value = node.args[name]
         items = value if isinstance(value, (list, tuple)) else [value]
         places = [p for p, item in enumerate(items) if isinstance(item, int) and item in whole]
-        if "dim" not in name and any((name, place) not in node.sizes for place in places):
+        if "dim" not in name and any(_is_open(node.sizes.get((name, p)), items[p], whole) for p in places):
             names.append(name)
     return names
+
+
+def _is_open(expr: Expr | None, number: int, numbers: Numbers) -> bool:
+    """Whether no size gives a number of a call, nor an attribute that keeps its value."""
+    if expr is None:
+        return True
+    later = [other for other in numbers if isinstance(other, SetLater)]
+    return number in later and any(isinstance(leaf, AttributeOf) for leaf in leaves(expr))
 
 
 def dims_of(node: Node, names: Sequence[str], preserved: Pairs) -> tuple[int, ...] | None:

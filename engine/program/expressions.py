@@ -20,6 +20,7 @@ __all__ = [
     "Expr",
     "Guard",
     "NumberOf",
+    "SetLater",
     "ShapeOf",
     "describe",
     "evaluate",
@@ -83,6 +84,10 @@ class Guard:
 
     def __str__(self) -> str:
         return f"{describe(self.expr)} ({shown_place(self.place)})"
+
+
+class SetLater(int):
+    """A number among the arguments of an op that follows from an attribute which code sets later."""
 
 
 COMPARISONS = {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}

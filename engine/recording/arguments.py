@@ -266,6 +266,6 @@ def executed_calls(nodes: Sequence[Node], outputs: Sequence[Value]) -> set[tuple
     Args:
         nodes, outputs: of the run.
     """
-    calls = {n.index: (n.module, n.op, None if n.site is None else (n.site.code, n.site.line)) for n in nodes}
+    calls = {n.index: (n.module, n.op, None if n.site is None else n.site.spot) for n in nodes}
     makers = {value.index: (*calls[n.index], at) for n in nodes for at, value in enumerate(n.outputs)}
     return {(*calls[n.index], switches_of(n)) for n in nodes} | {makers[v.index] for v in outputs if v.index in makers}

@@ -117,6 +117,9 @@ class Settings:
         attributes: attributes of a model that may be set later.
         modules: modules of the model by name.
 
+    Attributes:
+        missing: those that could not be recorded at other values, by module and name.
+
     Example:
         >>> gate = nn.Module()
         >>> gate.alpha, gate.unused = 0.0, 0.0
@@ -133,6 +136,7 @@ class Settings:
         own = modules if attributes else {}
         self._numbers = {(name, key): n for name, module in own.items() for key, n in integers(module).items()}
         self._read: list[Attribute] = []
+        self.missing: set[tuple[str, str]] = set()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -226,6 +230,7 @@ class Settings:
         flags = [a for a in self._attributes if type(a.value) is bool and a.name[0] != "_" and type(a.module) in kinds]
         for setting in _all_flags(flags):
             accepts(setting)
+        self.missing = {(a.owner, a.name) for a in missing}
         return sorted({f"{type(a.module).__name__}.{a.name}" for a in missing})
 
 

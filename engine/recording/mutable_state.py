@@ -74,6 +74,7 @@ class MutableState:
         self.names: set[str] = set()
         self.attributes: list[Attribute] = []
         self._choices: set[tuple[str, str]] = set()
+        self.unrecorded: set[tuple[str, str]] = set()
         self.coefficients: dict[tuple[str, str], nn.Module] = {}
         inside = tuple(f"{name}." for name in opaque)
         self._fixed = {*parameters_of(model), *(name for name in stored_tensors(model) if name.startswith(inside))}
@@ -97,6 +98,11 @@ class MutableState:
     def set_later(self) -> set[tuple[str, str]]:
         """The attributes that code sets later, of kinds that can be recorded at others or that choose, by module."""
         return {(attribute.owner, attribute.name) for attribute in self.attributes} | self._choices
+
+    @property
+    def recorded_later(self) -> set[tuple[str, str]]:
+        """The attributes that code sets later and that were recorded at other values, by module."""
+        return {(attribute.owner, attribute.name) for attribute in self.attributes} - self.unrecorded
 
     def __contains__(self, tensor: Tensor) -> bool:
         return id(tensor) in self._tensors

@@ -7,8 +7,12 @@ A subscript is no branch, and what may be set is recorded at numbers next to its
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Collection, Iterator
-from types import CodeType
+import inspect
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping
+from types import CodeType, FunctionType
+
+from torch import nn
 
 from engine.recording.assumptions import Assumptions
 from engine.recording.dataflow import Dataflow
@@ -45,13 +49,12 @@ def use_values_picked_by_numbers(
         assumptions: is extended.
     """
     of_tensors = {(node.site.code, node.site.end) for node in dataflow.nodes if node.site is not None}
-    for code in runs.coverage.called:
-        tree = syntax_of(code)
-        if not isinstance(tree, _Function):
-            continue
+    trees = {code: tree for code in runs.coverage.called if isinstance(tree := syntax_of(code), _Function)}
+    indices = {tree.name: index for tree in trees.values() if (index := _indices(tree))}
+    for code, tree in trees.items():
         coverages = [c for c in runs.coverage.functions.values() if c.function.code is code]
         sources = _Sources(tree, code, options(code), mutability)
-        for pick, number in _picks(tree):
+        for pick, number in itertools.chain(_picks(tree), _passed_indices(tree, indices)):
             if (code, (pick.end_lineno, pick.end_col_offset)) in of_tensors:  # the op receives the number
                 continue
             if coverages and not any(c.function.ran(pick, c.ran) for c in coverages):
@@ -89,20 +92,67 @@ def _picks(tree: _Function) -> Iterator[tuple[ast.expr, ast.expr]]:
         yield from ((node, number) for number in numbers if number is not None and _is_computed(number, tree))
 
 
+def _indices(tree: _Function) -> dict[str, int]:
+    """Return the arguments by which a function picks items as they are, each with its position.
+
+    Example:
+        >>> _indices(ast.parse("def pick(self, items, i, n): return items[i], items.pop(n)").body[0])
+        {'i': 2, 'n': 3}
+    """
+    places = {argument.arg: place for place, argument in enumerate((*tree.args.posonlyargs, *tree.args.args))}
+    names = (n.slice.id for n in nodes_of(tree, ast.Subscript) if isinstance(n.slice, ast.Name))
+    calls = (c for c in nodes_of(tree, ast.Call) if getattr(c.func, "attr", "") in _PICKING_METHODS)
+    popped = (c.args[0].id for c in calls if c.args and isinstance(c.args[0], ast.Name))
+    return {name: places[name] for name in (*names, *popped) if name in places}
+
+
+def _passed_indices(tree: _Function, indices: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield calls of functions that pick items by an argument, each with a computed number that is passed as one."""
+    for call in nodes_of(tree, ast.Call):
+        name = getattr(call.func, "id", getattr(call.func, "attr", ""))
+        for argument, place in indices.get(name, {}).items():
+            own = place - isinstance(call.func, ast.Attribute)  # a method gets its object as well, a function may not
+            positions = [call.args[p] for p in {own, place} if 0 <= p < len(call.args)]
+            passed = [*positions, *(keyword.value for keyword in call.keywords if keyword.arg == argument)]
+            yield from ((call, number) for number in passed if _is_computed(number, tree))
+
+
 def _is_computed(number: ast.expr, tree: _Function) -> bool:
     """Whether a number is neither written down, nor what a loop counts, nor an attribute or an argument as it is.
 
     Flags that are only put together (``self.a and not b``, ``all([a, b])``) are recorded in all ways.
     """
     if isinstance(number, ast.Name):
-        own = (b for b in bindings(tree).get(number.id, ()) if isinstance(b.node, (ast.Assign, ast.AnnAssign)))
-        return any(binding.value is not None and _computes(binding.value) for binding in own)
+        own = (b.value for b in bindings(tree).get(number.id, ()) if isinstance(b.node, (ast.Assign, ast.AnnAssign)))
+        return any(value is not None and _computes(value) for value in (*own, *_further_values(number.id, tree)))
     return _computes(number)
+
+
+def _further_values(name: str, tree: _Function) -> Iterator[ast.expr]:
+    """Yield what is computed with a variable in place, what a condition assigns to it, and the ends of its counts.
+
+    Example:
+        >>> tree = ast.parse("def f(n):\\n  n //= 3\\n  return [n for n in range(n + 1)], (n := n - 2)").body[0]
+        >>> [ast.unparse(value) for value in _further_values("n", tree)]
+        ['n // 3', 'n - 2', 'n + 1']
+    """
+    for node in ast.walk(tree):
+        match node:
+            case ast.AugAssign(target=ast.Name(id=target), op=op, value=value) if target == name:
+                yield ast.BinOp(ast.Name(name, ast.Load()), op, value)
+            case ast.NamedExpr(target=ast.Name(id=target), value=value) if target == name:
+                yield value
+            case (
+                ast.For(target=targets, iter=ast.Call(func=ast.Name(id="range"), args=ends))
+                | ast.comprehension(target=targets, iter=ast.Call(func=ast.Name(id="range"), args=ends))
+            ) if name in [n.id for n in nodes_of(targets, ast.Name)]:
+                yield from ends
 
 
 def _computes(expr: ast.expr) -> bool:
     return (
         bool(nodes_of(expr, ast.BinOp, ast.Compare))
+        or any(not isinstance(item.slice, ast.Constant) for item in nodes_of(expr, ast.Subscript))
         or any(getattr(call.func, "id", "") not in _CALLS_ON_FLAGS for call in nodes_of(expr, ast.Call))
         or any(
             isinstance(sign.op, ast.USub) and not isinstance(sign.operand, ast.Constant)
@@ -133,16 +183,23 @@ class _Sources:
         names = {node.id for node in nodes_of(expr, ast.Name)} - {self._self}
         if not names.isdisjoint(self._options):
             return True
-        bound = (b.value for name in names for b in bindings(self._tree).get(name, ()) if b.value is not None)
+        bound = [b.value for name in names for b in bindings(self._tree).get(name, ()) if b.value is not None]
+        bound += [value for name in names for value in _further_values(name, self._tree)]
         return steps > 0 and any(self.may_be_set(value, steps - 1) for value in bound)
 
     def _paths(self, expr: ast.expr) -> Iterator[str]:
-        """Yield the attributes of the module that an expression reads, and methods that it calls without arguments."""
-        called = {call.func for call in nodes_of(expr, ast.Call) if not call.args and not call.keywords}
+        """Yield the attributes of the module that an expression reads, and what it calls."""
+        called = {call.func for call in nodes_of(expr, ast.Call)}
         for node in nodes_of(expr, ast.Attribute):
             root, _, path = (path_of(node) or "").partition(".")
             if root == self._self is not None:
                 yield f"{path}()" if node in called else path
 
     def _never_changed(self, path: str) -> bool:
+        if path.endswith("()") and not all(_is_method(owner, path.removesuffix("()")) for owner in self._owners):
+            path = path.removesuffix("()")  # of a module
         return all(self._mutability.never_changed(owner, path) for owner in self._owners)
+
+
+def _is_method(owner: nn.Module, path: str) -> bool:
+    return "." not in path and isinstance(inspect.getattr_static(type(owner), path, None), FunctionType)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType
+from typing import Protocol
 
 from torch import nn
 
@@ -13,6 +14,16 @@ from engine.program.graph import Node, Value
 from engine.source.coverage import CoverageTracer
 
 __all__ = ["RecordedRuns"]
+
+
+class _State(Protocol):
+    """What is read of a `MutableState`, which imports this file."""
+
+    @property
+    def set_later(self) -> Collection[tuple[str, str]]: ...
+
+    @property
+    def recorded_later(self) -> Collection[tuple[str, str]]: ...
 
 
 @dataclass(frozen=True)
@@ -27,7 +38,7 @@ class RecordedRuns:
         stored: values of the parameters and buffers that were read, by every name.
         parameters: names of all parameters.
         of_entries: code that ran in entries alone, whose arguments the caller chooses.
-        set_later: attributes that code sets later, by module and name.
+        state: what code sets later; None where everything keeps its value.
     """
 
     modules: Mapping[str, nn.Module]
@@ -39,4 +50,14 @@ class RecordedRuns:
     stored: Mapping[str, Value]
     parameters: Collection[str]
     of_entries: Collection[CodeType] = ()
-    set_later: Collection[tuple[str, str]] = ()
+    state: _State | None = None
+
+    @property
+    def set_later(self) -> Collection[tuple[str, str]]:
+        """The attributes that code sets later, of kinds that can be recorded at others or that choose, by module."""
+        return () if self.state is None else self.state.set_later
+
+    @property
+    def recorded_later(self) -> Collection[tuple[str, str]]:
+        """The attributes that code sets later and that were recorded at other values, by module."""
+        return () if self.state is None else self.state.recorded_later

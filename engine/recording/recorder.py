@@ -70,7 +70,7 @@ class Recorder(Versions, TorchDispatchMode):
     # ------------------------------------------------------------------ a run
 
     def leads_further(self) -> bool:  # noqa: D102 -- as in the base class
-        return self.coverage.caught_new_error or self.coverage.opened_branches or self._provenance.returns_more
+        return self.coverage.caught_new_error or self.coverage.opened_branches or self._provenance.leads_further
 
     def _forget(self) -> None:
         super()._forget()
@@ -198,7 +198,7 @@ class Recorder(Versions, TorchDispatchMode):
             stored={name: self._stored[own] for name, own in self._aliases.items() if own in self._stored},
             parameters={n for n, t in self._tensors.items() if isinstance(t, nn.Parameter) and t.numel()},
             of_entries=self.coverage.codes_of_entries,
-            set_later=() if self._changing is None else self._changing.set_later,
+            state=self._changing,
         )
         arguments = ForwardArguments(self._model, args, kwargs, declared, runs.sized)
         assumptions = assumptions_about_unreached_code(runs, arguments, declared, functions)

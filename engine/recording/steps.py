@@ -34,7 +34,7 @@ def steps_of(nodes: Sequence[Node]) -> set[tuple[Any, ...]]:
     makers: dict[int, tuple[Any, ...]] = {}
     steps: set[tuple[Any, ...]] = set()
     for node in nodes:
-        step = (node.op, None if node.site is None else (node.site.code, node.site.line), _manner(node))
+        step = (node.op, None if node.site is None else node.site.spot, _manner(node))
         steps.add((node.module, last.get(node.module), step))
         steps.add((node.module, frozenset(makers.get(v.index) for v in node.inputs if not v.stored), step))
         last[node.module] = step
@@ -98,4 +98,4 @@ class Rounds:
 
 
 def _place(node: Node) -> tuple[Any, ...]:
-    return node.module, node.op, None if node.site is None else (node.site.code, node.site.line)
+    return node.module, node.op, None if node.site is None else node.site.spot

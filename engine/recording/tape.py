@@ -88,7 +88,7 @@ class Tape:
         if value.producer is None:
             return (value.name,)
         node = self._nodes[value.producer]
-        return node.module, node.op, None if node.site is None else node.site.place
+        return node.module, node.op, None if node.site is None else node.site.spot
 
     def since(self, mark: tuple[int, int, int, int, int]) -> tuple[list[Node], list[Guard]]:
         """Return the calls and decisions that were recorded since ``mark``."""

@@ -30,6 +30,7 @@ from engine.recording.module_results import results_used_otherwise
 from engine.recording.mutability import Mutability
 from engine.recording.picked_items import use_values_picked_by_numbers
 from engine.recording.recorded_runs import RecordedRuns
+from engine.recording.settable_numbers import doubt_numbers_set_later, reads_attribute
 from engine.recording.skipped_code import are_aligned
 from engine.recording.surroundings import use_values_around_code
 from engine.recording.unread_functions import assume_nothing_of_unread_functions
@@ -72,6 +73,7 @@ def assumptions_about_unreached_code(
         runs.nodes, runs.coverage.functions.values(), arguments.options_of, mutability, assumptions
     )
     use_values_chosen_by_lists(runs, dataflow, assumptions)
+    doubt_numbers_set_later(runs, assumptions)
     use_values_picked_by_numbers(runs, arguments.options_of, mutability, dataflow, assumptions)
     assume_nothing_of_unread_functions(runs, idle, mutability, dataflow, assumptions)
     if idle.owners:
@@ -110,7 +112,7 @@ class _UntakenBranches:
     ) -> None:
         self._runs, self._dataflow, self._idle, self._mutability = runs, dataflow, idle, mutability
         self._arguments, self._declared, self._assumptions = arguments, declared, assumptions
-        self._places = {guard.place for guard in runs.guards}
+        self._places = {guard.place for guard in runs.guards if not reads_attribute(guard.expr, runs.set_later)}
         self._files = source_files(runs.modules[""])
         self._open: dict[tuple[CodeType, str], list[UntakenBranch]] = {}
         self._names = {id(module): name for name, module in runs.modules.items()}

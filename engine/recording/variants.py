@@ -24,6 +24,7 @@ from engine.recording.attributes import Attribute, Settings, run_signature, swit
 from engine.recording.data_decisions import Answers, DataDecision, further_answers, turns
 from engine.recording.entry_recorder import EntryRecorder
 from engine.recording.inputs import NEEDS_DATA
+from engine.recording.mutable_state import MutableState
 from engine.recording.outer_modules import outer_modules
 from engine.recording.outer_values import OuterValue, OuterValues
 from engine.source.attribute_writes import assigned_attributes
@@ -133,6 +134,7 @@ def record_settings(
     settings: Settings,
     outer: OuterValues,
     values: Sequence[OuterValue],
+    changing: MutableState,
 ) -> None:
     """Record what runs where values that code sets later are others: attributes, and what lies outside of the model.
 
@@ -142,9 +144,11 @@ def record_settings(
         settings: the attributes.
         outer: records values outside.
         values: those that the run on the example read.
+        changing: learns which attributes could not be recorded.
     """
     accepts = functools.partial(way.at, recorder)
     missing = settings.record(way.guards, accepts)
+    changing.unrecorded = settings.missing
     if missing:
         recorder.notes.append(
             f"Code sets {', '.join(missing)} later, but only the present value was recorded. If it does not change, "
@@ -260,7 +264,7 @@ def record_data_decisions(
 
 def _links(nodes: Sequence[Node]) -> set[tuple[Any, ...]]:
     """Return which call reads the results of which others, and which weights."""
-    calls = {n.index: (n.module, n.op, switches_of(n), None if n.site is None else n.site.place) for n in nodes}
+    calls = {n.index: (n.module, n.op, switches_of(n), None if n.site is None else n.site.spot) for n in nodes}
     links: set[tuple[Any, ...]] = set()
     for node in nodes:
         for position, value in enumerate(node.inputs):

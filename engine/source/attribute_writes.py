@@ -9,7 +9,7 @@ from __future__ import annotations
 import dis
 import functools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
@@ -50,6 +50,12 @@ _DISPLAYS = ("BUILD_LIST", "BUILD_MAP", "BUILD_SET", "BUILD_CONST_KEY_MAP", "LIS
 
 _NEW = frozenset(["OrderedDict", "defaultdict", "deque", "dict", "list", "set", "sorted"])
 """Functions that return a new container, whatever they are called with."""
+
+ANY_OF_SELF = "self.*"
+"""Stands for all attributes of an object, if a method sets one by a name that it computes."""
+
+_SETTERS = frozenset(["setattr", "delattr", "__setattr__", "__delattr__"])
+_TABLES = frozenset(["__dict__", "vars"])
 
 _ALL_BUFFERS = frozenset(["buffers", "named_buffers", "state_dict"])
 
@@ -173,10 +179,16 @@ def _names_by_class(model: nn.Module) -> dict[type, _Names]:
     setup = _setup_of(classes)
     spaces = [_names_in_python_module(name, setup) for name in {cls.__module__ for cls in classes}]
     anywhere = [names._replace(own=frozenset(), own_fills=frozenset()) for names in spaces]
-    return {
+    unions = {
         kind: _union([*anywhere, *(_names_in_class(b, setup) for b in kind.__mro__ if not _is_torch(b))])
         for kind in kinds
     }
+    for _, module in modules_of(model):
+        names = unions[type(module)]
+        if ANY_OF_SELF in names.own and not names.own >= vars(module).keys():
+            every = names.own | vars(module).keys()
+            unions[type(module)] = names._replace(own=every, own_fills=every)
+    return unions
 
 
 def written_by_modules(model: nn.Module) -> frozenset[str]:
@@ -291,9 +303,24 @@ def _names_in_code(code: CodeType) -> _Names:
         held |= loaded
         if loaded & _ALL_BUFFERS:
             others.add(EVERYTHING)
-        if any(step.about == "setattr" for step in line):
+        if any(step.about in _SETTERS for step in line if isinstance(step.about, str)):
             others |= {name for kind, name, _ in line if kind == "LOAD_CONST" and isinstance(name, str)}
+        if not _TABLES.isdisjoint(step.about for step in target if isinstance(step.about, str)):
+            own.add(ANY_OF_SELF)
+    if first is not None and _sets_by_computed_name([step for line in lines for step in line], first):
+        own.add(ANY_OF_SELF)
     return _Names(frozenset(own), frozenset(others), frozenset(held), frozenset(own), frozenset(others))
+
+
+def _sets_by_computed_name(steps: Sequence[_Step], first: str) -> bool:
+    """Whether code sets an attribute of ``self`` by a name that is no literal: ``setattr(self, key, value)``."""
+    own = _Step("LOAD_FAST", first, 1)
+    for before, (step, one, other) in zip([None, *steps], zip(steps, steps[1:], steps[2:], strict=False), strict=False):
+        if isinstance(step.about, str) and step.about in _SETTERS and own in (before, one):
+            name = other if one == own else one
+            if not (name.kind == "LOAD_CONST" and isinstance(name.about, str)):
+                return True
+    return False
 
 
 def _is_new_container(line: list[_Step], end: int) -> bool:

@@ -11,9 +11,12 @@ from typing import Any
 
 from engine.source.function_text import edited_syntax, syntax_of_file, text_of
 
-__all__ = ["FileSyntax", "expression_at", "file_syntax", "is_literal", "operands_of", "parts_of"]
+__all__ = ["ANY_ATTRIBUTE", "FileSyntax", "expression_at", "file_syntax", "is_literal", "operands_of", "parts_of"]
 
 Span = tuple[int, int, int, int]
+
+ANY_ATTRIBUTE = "*"
+"""Stands for all attributes, if a method sets one by a name that it computes."""
 
 _CONSTRUCTORS = ("__init__", "__new__", "__post_init__", "reset_parameters")
 
@@ -108,6 +111,8 @@ def _attributes_set(function: ast.AST) -> Iterator[str]:
             yield node.attr
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "setattr":
             yield from (a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str))
+            if len(node.args) == 3 and getattr(node.args[0], "id", "") == "self":
+                yield from () if isinstance(node.args[1], ast.Constant) else (ANY_ATTRIBUTE,)
 
 
 def _of_call(call: Any) -> list[ast.expr]:

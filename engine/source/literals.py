@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from engine.source.bindings import Function, arguments_of, places_set, unconditional_values
-from engine.source.expressions_at import expression_at, file_syntax, is_literal, operands_of, parts_of
+from engine.source.expressions_at import ANY_ATTRIBUTE, expression_at, file_syntax, is_literal, operands_of, parts_of
 from engine.source.filled_lists import fillers
-from engine.source.passed_arguments import function_of, home, passed_argument
+from engine.source.passed_arguments import function_of, has_fixed_default, home, passed_argument
 from engine.source.sizes import is_tagged, untracked
 from engine.source.syntax import nodes_of
 
@@ -320,7 +320,8 @@ def _owner(expr: ast.expr, scope: _Scope) -> Any:
 
 def _attribute(owner: Any, name: str, scope: _Scope) -> Any:
     """Return an attribute that only constructors in the file set, without running any code."""
-    if name in file_syntax(scope.frame.f_code).attributes_set_later and not isinstance(owner, ModuleType):
+    later = file_syntax(scope.frame.f_code).attributes_set_later
+    if not later.isdisjoint((name, ANY_ATTRIBUTE)) and not isinstance(owner, ModuleType):
         raise _NotFixed
     own = getattr(owner, "__dict__", {})
     for table in (own, own.get("_modules", {})):
@@ -371,4 +372,6 @@ def _argument(name: str, scope: _Scope) -> Any:
         raise _NotFixed
     if passed.expression is not None:
         _value(passed.expression, _Scope(passed.frame, scope.sizes))
+    elif not has_fixed_default(name, scope.frame):
+        raise _NotFixed
     return untracked(scope.frame.f_locals[name])

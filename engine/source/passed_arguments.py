@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from engine.source.bindings import Function
-from engine.source.expressions_at import expression_at, file_syntax
+from engine.source.expressions_at import expression_at, file_syntax, is_literal
 
-__all__ = ["PassedArgument", "function_of", "home", "passed_argument"]
+__all__ = ["PassedArgument", "function_of", "has_fixed_default", "home", "passed_argument"]
 
 _CALLS_OF_MODULES = torch_module.__file__
 _ENGINE = __name__.partition(".")[0] + "."
@@ -44,6 +44,22 @@ def home(name: str, frame: FrameType) -> FrameType:
 def function_of(frame: FrameType) -> Function | None:
     """Return the syntax of a running function; None without source."""
     return file_syntax(frame.f_code).functions.get(frame.f_code.co_firstlineno)
+
+
+def has_fixed_default(name: str, frame: FrameType) -> bool:
+    """Whether the default of an argument is the same whenever the running function is called.
+
+    Python evaluates it when the function is defined: once, unless another function defines it (``def cut(h, k=n)``).
+    """
+    function = function_of(frame)
+    if function is None:
+        return False
+    arguments = [*function.args.posonlyargs, *function.args.args]
+    named = [*zip(reversed(arguments), reversed(function.args.defaults), strict=False)]
+    named += [pair for pair in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True) if pair[1]]  # type: ignore[misc]
+    default = next((default for argument, default in named if argument.arg == name), None)
+    is_inner = "<locals>" in getattr(frame.f_code, "co_qualname", "<locals>")
+    return default is not None and (is_literal(default) or not is_inner)
 
 
 def passed_argument(name: str, frame: FrameType) -> PassedArgument | None:

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from engine.program.expressions import Apply, Expr, Guard, ShapeOf, describe, leaves
 from engine.program.graph import Value
 from engine.program.trees import items_of, tensors_in
+from engine.source.certainty import Certainty
 from engine.source.coefficients import settable_values
 from engine.source.coverage import CoverageTracer
 from engine.source.covering import covering_slices
@@ -157,6 +158,7 @@ class Provenance(TorchFunctionMode):
         site: place of the call.
         guards: comparisons of sizes.
         reads: whether Python has read the numbers in a tensor.
+        certainty: of the numbers in calls.
         returns_more: whether the last run returned a size that none before returned.
     """
 
@@ -180,6 +182,7 @@ class Provenance(TorchFunctionMode):
         self._returned: set[str] = set()
         self.site: Site | None = None
         self.guards: dict[Apply, Guard] = {}
+        self.certainty = Certainty()
 
     def __enter__(self) -> Provenance:
         self._scope = ExitStack()
@@ -187,6 +190,7 @@ class Provenance(TorchFunctionMode):
         RECORDINGS.append(self)
         LOOKUPS.restart()
         self.reads = False
+        self.certainty.start()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -213,10 +217,8 @@ class Provenance(TorchFunctionMode):
                 self._note_unmatched(self.numbers)
                 self.numbers = numbers_in((args, kwargs))
                 self.site = user_site(name, _take_reflected(self.numbers))
-                self.uncertain = [
-                    *self._uncertain(func, (args, kwargs)),
-                    *settable_values(self.numbers),
-                ]
+                self.uncertain = self._uncertain(func, (args, kwargs)) + settable_values(self.numbers)
+                self.certainty.note("" if self.site is None else self.site.spot, not self.uncertain)
                 if self.uncertain and name in ("__getitem__", "__setitem__") and self._program.holds(args[0]):
                     args = self._with_slices(*args)
                 result = func(*args, **kwargs)
@@ -377,6 +379,11 @@ class Provenance(TorchFunctionMode):
         self.guards.clear()
         self.numbers = []
         return guards
+
+    @property
+    def leads_further(self) -> bool:
+        """Whether the last run says of something that it may be otherwise, as none before did."""
+        return self.returns_more or self.certainty.is_lost
 
     @property
     def tagged(self) -> bool:

@@ -1,0 +1,48 @@
+"""Numbers that follow from attributes which code sets later: recordings at one more and one less are not enough."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from engine.program.expressions import AttributeOf, Expr, SetLater, leaves
+from engine.recording.assumptions import Assumptions
+from engine.recording.recorded_runs import RecordedRuns
+from engine.source.sizes import numbers_in
+
+__all__ = ["doubt_numbers_set_later", "reads_attribute"]
+
+
+def doubt_numbers_set_later(runs: RecordedRuns, assumptions: Assumptions) -> None:
+    """Doubt numbers that ops receive and that follow from attributes which code sets later.
+
+    ``x[:, : 4 + self.step // 100]`` takes as much at one step more or less. Attributes of which the model takes no
+    other value, such as a number of heads that has to divide the channels, are named in the notes instead.
+
+    Args:
+        runs: the recordings.
+        assumptions: is extended.
+    """
+    settable = frozenset(runs.recorded_later)
+    for node in runs.nodes if settable else ():
+        numbers = [
+            numbers_in(node.args[name])[place]
+            for (name, place), expr in node.sizes.items()
+            if reads_attribute(expr, settable)
+        ]
+        if numbers:
+            assumptions.doubt(node, [n if isinstance(n, float) else SetLater(n) for n in numbers])
+
+
+def reads_attribute(expr: Expr, attributes: Collection[tuple[str, str]]) -> bool:
+    """Whether a number follows from one of some attributes, or from an item of one.
+
+    Args:
+        expr: of the number.
+        attributes: by module and name.
+
+    Example:
+        >>> [reads_attribute(AttributeOf("stem", name), [("stem", "sizes")]) for name in ("sizes[0]", "heads")]
+        [True, False]
+    """
+    own = (leaf for leaf in leaves(expr) if isinstance(leaf, AttributeOf))
+    return any((leaf.module, leaf.name.partition("[")[0]) in attributes for leaf in own)
