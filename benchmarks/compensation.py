@@ -18,7 +18,7 @@ import copy
 import functools
 import sys
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +78,8 @@ def build(name: str) -> tuple[nn.Module, tuple[int, ...]]:
         channels, *published = model.pretrained_cfg["input_size"]
         small = (channels, *(min(SIDE, side) for side in published))
         if takes(model, small):
-            return model, small
-    return model, (channels, *published)
+            return model.train().eval(), small  # without what it keeps of the call
+    return model.train().eval(), (channels, *published)
 
 
 def takes(model: nn.Module, shape: Sequence[int]) -> bool:
@@ -118,28 +118,30 @@ def _reads_vectors(node: Node) -> bool:
     return any(value.name and len(value.shape) == 1 for value in node.inputs)
 
 
-def inside(graph: engine.Graph, model: nn.Module, values: Sequence[Any], batches: Sequence[Tensor]) -> list[Tensor]:
-    """Run the recorded program with the weights of a model, and return these values of each batch."""
-    tensors = []
+def inside(graph: engine.Graph, model: nn.Module, values: Sequence[Any], x: Tensor) -> list[Tensor]:
+    """Run the recorded program with the weights of a model, and return these values."""
     with torch.no_grad():
-        for x in batches:
-            program = Run(graph, canonical_tensors(model, graph), [x], {value.index: 1 for value in values})
-            for node in first_path(graph):
-                program.step(node)
-            tensors += [program[value] for value in values]
-    return tensors
+        program = Run(graph, canonical_tensors(model, graph), [x], {value.index: 1 for value in values})
+        for node in first_path(graph):
+            program.step(node)
+    return [program[value] for value in values]
 
 
-def outputs(model: nn.Module, batches: Sequence[Tensor]) -> list[Tensor]:
-    """Return the outputs of a model on each batch."""
-    return [tensor for x in batches for tensor in run(model, x)]
+def distances(
+    models: Sequence[nn.Module], batches: Sequence[Tensor], compute: Callable[[nn.Module, Tensor], list[Tensor]]
+) -> list[float]:
+    """Return, for each model but the first, the squared differences from the first, relative to its squares.
 
-
-def distance(ones: Sequence[Tensor], others: Sequence[Tensor]) -> float:
-    """Return the sum of the squared differences, relative to the squares of the first."""
-    pairs = list(zip(ones, others, strict=True))
-    scale = sum(float(one.double().square().sum()) for one, _ in pairs)
-    return sum(float((one.double() - other).square().sum()) for one, other in pairs) / (scale or 1.0)
+    Batch by batch, because the values inside of a network take much memory.
+    """
+    sums, scale = [0.0] * (len(models) - 1), 0.0
+    for x in batches:
+        target, *others = (compute(model, x) for model in models)
+        scale += sum(float(one.double().square().sum()) for one in target)
+        for place, values in enumerate(others):
+            pairs = zip(target, values, strict=True)
+            sums[place] += sum(float((one.double() - other).square().sum()) for one, other in pairs)
+    return [total / (scale or 1.0) for total in sums]
 
 
 def check(name: str) -> Row:
@@ -162,18 +164,17 @@ def check(name: str) -> Row:
     layers = sorted({layer for row in report.values() for layer in row.layers})
     values = compared(graph, layers)
     models = (dense, masked(dense, masks), masked(model, masks))
-    target, alone, after = (inside(graph, net, values, fresh) for net in models)
-    inner = [distance(target, alone), distance(target, after)]
-    del alone, target, after
-    target, alone, after = (outputs(net, fresh) for net in models)
+    inner = distances(models, fresh, lambda net, x: inside(graph, net, values, x))
+    outer = distances(models, fresh, run)
+    after = [run(models[-1], x) for x in fresh]
     macs = engine.count_flops_params(model, images[:2], verbose=False, masks=masks, graph=graph)[:2]
     small = engine.ModelSpeedup(model, images[:2], masks, confidence=0, graph=graph).speedup_model()
     measured = engine.count_flops_params(small, images[:2], verbose=False)[:2]
     return {
         "layers": [len(layers), sum(len(row.skipped) for row in report.values())],
         "inner": inner,
-        "outer": [distance(target, alone), distance(target, after)],
-        "error": relative_error(after, outputs(small, fresh)),
+        "outer": outer,
+        "error": max(relative_error(old, run(small, x)) for old, x in zip(after, fresh, strict=True)),
         "tolerance": TOLERANCE[dtype],
         "predicted": macs == measured,
         "seconds": round(seconds, 2),

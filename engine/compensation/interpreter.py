@@ -129,7 +129,8 @@ class Run:
         if not all(value in self for value in node.inputs):
             raise InputError(
                 f"{node!r} reads a tensor that the model keeps from one call to the next, which its recorded program "
-                "cannot compute for other data. Leave the cache out while the model is compensated."
+                "cannot compute for other data. Empty the cache (many models do when `train()` is called), and trace "
+                "the model again."
             )
         tree = {name: self._sized(node, name, argument) for name, argument in node.args.items()}
         return {name: _filled(argument, self) for name, argument in tree.items()}
