@@ -101,8 +101,9 @@ class MutableState:
 
     @property
     def recorded_later(self) -> set[tuple[str, str]]:
-        """The attributes that code sets later and that were recorded at other values, by module."""
-        return {(attribute.owner, attribute.name) for attribute in self.attributes} - self.unrecorded
+        """The whole numbers in attributes that code sets later and that were recorded at others, by module and name."""
+        whole = {(attribute.owner, attribute.name) for attribute in self.attributes if type(attribute.value) is int}
+        return whole - self.unrecorded
 
     def __contains__(self, tensor: Tensor) -> bool:
         return id(tensor) in self._tensors

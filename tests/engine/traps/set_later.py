@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.recording import unreached
-from engine.source import attribute_writes, certainty
+from engine.source import certainty, literals
 from tests.engine.traps.trap import Ablation, Trap, Use, once
 
 __all__ = ["ABLATIONS", "TRAPS"]
@@ -263,32 +263,21 @@ TRAPS = [
 ]
 
 
-def _without_doubt(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(unreached, "doubt_numbers_set_later", lambda runs, assumptions: None)
-
-
 def _without_certainty(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(certainty.Certainty, "note", lambda self, place, is_fixed: None)
 
 
+def _without_doubt(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(unreached, "doubt_numbers_set_later", lambda runs, assumptions: None)
+    _without_certainty(patch)  # the recording at the next number tells as well that it is not fixed
+
+
 def _with_any_default(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("engine.source.literals.has_fixed_default", lambda name, frame: True)
-
-
-def _without_computed_names(patch: pytest.MonkeyPatch) -> None:
-    attribute_writes._names.cache_clear()
-    attribute_writes._names_in_class.cache_clear()
-    attribute_writes._names_in_python_module.cache_clear()
-    patch.setattr(attribute_writes, "_sets_by_computed_name", lambda steps, first: False)
+    patch.setattr(literals, "has_fixed_default", lambda name, frame: True)
 
 
 ABLATIONS = [
-    Ablation(
-        "numbers that follow from attributes that code sets later", _without_doubt, "a tenth of a counter is added"
-    ),
-    Ablation(
-        "numbers that one caller fixes and another does not", _without_certainty, "a number that two callers pass"
-    ),
+    Ablation("numbers of attributes that code sets later", _without_doubt, "a tenth of a counter is added"),
+    Ablation("numbers that one caller alone fixes", _without_certainty, "a number that two callers pass"),
     Ablation("defaults that a running function evaluates", _with_any_default, "a default that holds an argument"),
-    Ablation("attributes that are set by a computed name", _without_computed_names, "attributes by keys"),
 ]
