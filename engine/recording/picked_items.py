@@ -50,7 +50,9 @@ def use_values_picked_by_numbers(
     """
     of_tensors = {(node.site.code, node.site.end) for node in dataflow.nodes if node.site is not None}
     trees = {code: tree for code in runs.coverage.called if isinstance(tree := syntax_of(code), _Function)}
-    indices = {tree.name: index for tree in trees.values() if (index := _indices(tree))}
+    indices: dict[str, dict[str, int]] = {}
+    for tree in trees.values():
+        indices.setdefault(tree.name, {}).update(_indices(tree))  # several methods may have one name
     for code, tree in trees.items():
         coverages = [c for c in runs.coverage.functions.values() if c.function.code is code]
         sources = _Sources(tree, code, options(code), mutability)
