@@ -105,6 +105,8 @@ class Node:
             that only run otherwise, at another resolution say, and ``"train, other"`` for those that only run so while
             training; otherwise the name of an entry.
         site: the call in the user's code.
+        callers: names of the running modules inside of the model, outermost first. A module that others share has one
+            name only, so that its callers say where it runs.
 
     Example:
         >>> import engine
@@ -124,6 +126,7 @@ class Node:
     module: str
     path: str = "eval"
     site: Any = None
+    callers: tuple[str, ...] = ()
 
     @property
     def location(self) -> str:

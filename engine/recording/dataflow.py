@@ -52,8 +52,8 @@ class Dataflow:
         return frozenset((leaf.module, leaf.name) for leaf in sizes if isinstance(leaf, AttributeOf))
 
     def nodes_in(self, module: str) -> list[Node]:
-        """Return the ops that run in a module and its parts."""
-        return [node for node in self.nodes if is_inside(node.module, module)]
+        """Return the ops that run in a module and its parts, those of shared modules that they call as well."""
+        return [n for n in self.nodes if any(is_inside(name, module) for name in (n.module, *n.callers))]
 
     def boundary(self, module: str) -> tuple[list[Value], list[Value]]:
         """Return the values that a module reads from outside, and those that it computes for the outside."""

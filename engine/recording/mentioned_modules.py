@@ -85,7 +85,7 @@ def use_values_near_idle_modules(
             for part in parts:
                 if part is not None and idle.includes_any([part]) and not _runs(part, modules, dataflow):
                     reason = f"could be read or replaced by {part!r}, which did not run"
-                    assumptions.use(values_around(name, owner, dataflow), reason)
+                    assumptions.use(values_around(name, modules, dataflow), reason)
                     break
 
 

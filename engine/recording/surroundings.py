@@ -33,7 +33,7 @@ def use_values_around_code(
     owners = {_owner(modules, node) for node in dataflow.nodes if node.site is not None and node.site.code is code}
     owners |= {name for name, module in modules.items() if code in codes_of(type(module))}  # type: ignore[arg-type]
     for owner in owners:
-        assumptions.use(values_around(owner, modules[owner], dataflow), reason)
+        assumptions.use(values_around(owner, modules, dataflow), reason)
 
 
 def is_own_op(modules: Mapping[str, nn.Module], node: Node) -> bool:
@@ -48,18 +48,23 @@ def is_own_op(modules: Mapping[str, nn.Module], node: Node) -> bool:
 
 def _owner(modules: Mapping[str, nn.Module], node: Node) -> str:
     """Return the module whose code calls an op, or the layer of torch that does."""
-    return node.module if is_own_op(modules, node) else node.module.rpartition(".")[0]
+    if is_own_op(modules, node):
+        return node.module
+    outer = "" if node.callers == (node.module,) else node.module.rpartition(".")[0]
+    return next((name for name in reversed(node.callers) if name != node.module), outer)
 
 
-def values_around(name: str, owner: nn.Module, dataflow: Dataflow) -> Iterator[Value]:
+def values_around(name: str, modules: Mapping[str, nn.Module], dataflow: Dataflow) -> Iterator[Value]:
     """Yield the values that a module reads, those that its own code computes, and those around the parts of it.
 
     Args:
         name: of the module.
-        owner: the module.
+        modules: all modules by name; one that others share has the first of its names.
         dataflow: of the recorded ops.
     """
-    parts = [name, *(f"{name}.{child}" if name else child for child in owner._modules)]
+    names = {id(module): key for key, module in modules.items()}
+    children = ((key, id(child)) for key, child in modules[name]._modules.items())
+    parts = [name, *(names.get(child, f"{name}.{key}".lstrip(".")) for key, child in children)]
     for part in parts:
         for values in dataflow.boundary(part):
             yield from values

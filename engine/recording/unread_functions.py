@@ -44,7 +44,7 @@ def assume_nothing_of_unread_functions(
         computes = is_method or code in with_ops or not code.co_name.startswith("__")
         if computes and _may_differ(function, module if is_method else None, runs, idle, mutability):
             places[f"{code.co_name} ({shown_place(f'{code.co_filename}:{code.co_firstlineno}')})"] = None
-            values = list(values_around(function.owner, module, dataflow))
+            values = list(values_around(function.owner, runs.modules, dataflow))
             assumptions.use(values, f"could be used by {code.co_name}, whose text Python does not keep")
             assumptions.vary(values)
     if places:

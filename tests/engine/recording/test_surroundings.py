@@ -31,7 +31,7 @@ def test_what_a_module_reads_and_computes() -> None:
     graph = engine.trace(net, torch.zeros(1, 2))
     dataflow = Dataflow(graph.nodes, graph.values, FUNCTIONS)
     modules = dict(net.named_modules())
-    around = {value.shape for value in values_around("1", modules["1"], dataflow)}
+    around = {value.shape for value in values_around("1", modules, dataflow)}
     assert around == {(1, 3), (1, 4), (1, 5)}
     assumptions = Assumptions()
     use_values_around_code(Block.forward.__code__, modules, dataflow, assumptions, "is used")
