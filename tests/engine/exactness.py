@@ -20,7 +20,7 @@ NORMS = nn.modules.batchnorm._BatchNorm
 
 
 def randomised(model: nn.Module, seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:
-    """Give a model random statistics, affine parameters and biases, so that no constant hides; in eval mode."""
+    """Give a model random statistics, affine parameters, biases and zeros, so that no constant hides; in eval mode."""
     generator = torch.Generator().manual_seed(seed)
     model = model.to(dtype).eval()
     with torch.no_grad():
@@ -34,6 +34,9 @@ def randomised(model: nn.Module, seed: int = 0, dtype: torch.dtype = torch.float
                     module.bias.normal_(0, 0.3, generator=generator)
             elif isinstance(getattr(module, "bias", None), nn.Parameter):
                 module.bias.normal_(0, 0.3, generator=generator)
+        for parameter in model.parameters():  # a head of zeros hides all errors behind it
+            if parameter.is_floating_point() and not parameter.any():
+                parameter.normal_(0, 0.3 / max(1, parameter.numel() // len(parameter)) ** 0.5, generator=generator)
     return model
 
 
