@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import engine
 from benchmarks.breadth import TOLERANCE, general, half_of_each_group, staying, supervise
 from benchmarks.survey import ROOT, Survey, code_state
-from tests.engine.exactness import masked, parameters, randomised, relative_error, run
+from tests.engine.exactness import differ, masked, parameters, randomised, relative_error, run
 
 RESULTS = ROOT / "build" / "families.jsonl"
 PAGE = ROOT / "docs" / "families.md"
@@ -85,6 +85,7 @@ def compacted(
     masks = half_of_each_group(model, groups)
     reference = masked(model, masks)
     expected = [outputs(reference, x) for x in (one, two)]
+    changed = not masks or differ(outputs(model, one), expected[0])
     del reference
     macs = engine.count_flops_params(model, one, verbose=False, graph=graph)[0]
     predicted = engine.count_flops_params(model, one, verbose=False, masks=masks, graph=graph)
@@ -97,6 +98,7 @@ def compacted(
     measured = engine.count_flops_params(model, one, verbose=False)
     return {
         "error": max(errors),
+        "changed": changed,
         "parameters": [before, parameters(model)],
         "macs": [macs, measured[0]],
         "predicted": predicted[:2] == measured[:2],
@@ -111,6 +113,7 @@ def verdict(row: dict[str, Any]) -> str:
         return general(" ".join(f"{key}: {row[key]}" for key in ("refused", "failed") if key in row))[:160]
     faults = [] if row["error"] <= TOLERANCE[torch.float64] else [f"relative error {row['error']:.1e}"]
     faults += [] if row["predicted"] else ["the counted sizes are not the measured ones"]
+    faults += [] if row.get("changed", True) else ["the masks change nothing at the outputs"]
     return "; ".join(faults) or "exact"
 
 

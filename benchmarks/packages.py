@@ -39,7 +39,7 @@ from benchmarks.networks import sequences, sound, vision, yolo
 from benchmarks.networks.network import Network, by_key
 from benchmarks.survey import ROOT, Survey, code_state
 from engine.program.trees import map_tensors, tensors_in
-from tests.engine.exactness import masked, parameters, randomised, relative_error
+from tests.engine.exactness import differ, masked, parameters, randomised, relative_error
 
 RESULTS = ROOT / "build" / "packages.jsonl"
 PAGE = ROOT / "docs" / "packages.md"
@@ -109,6 +109,7 @@ def check(key: str) -> dict[str, Any]:
     masks, before, whole = half_of_each_group(model, groups), parameters(model), costs(model, groups)
     reference = masked(model, masks)
     expected = [run(reference, x) for x in (one, two)]
+    changed = not masks or differ(run(model, one), expected[0])
     predicted = engine.count_flops_params(model, one, verbose=False, masks=masks, graph=graph)
     speedup = engine.ModelSpeedup(model, one, masks, confidence=1, graph=graph)
     model = speedup.speedup_model()
@@ -116,6 +117,7 @@ def check(key: str) -> dict[str, Any]:
     measured = engine.count_flops_params(model, one, verbose=False)
     row = {
         "error": max(errors),
+        "changed": changed,
         "tolerance": TOLERANCE[network.dtype],
         "parameters": [before, parameters(model)],
         "predicted": predicted[:2] == measured[:2],
@@ -137,6 +139,7 @@ def verdict(row: Mapping[str, Any]) -> str:
         [] if row["error"] <= row.get("tolerance", TOLERANCE[torch.float64]) else [f"relative error {row['error']:.1e}"]
     )
     faults += [] if row["predicted"] else ["the counted sizes are not the measured ones"]
+    faults += [] if row.get("changed", True) else ["the masks change nothing at the outputs"]
     faults += [] if row.get("exported", 0) <= EXPORTED else [f"exported with an error of {row['exported']:.0e}"]
     return "; ".join(faults) or "exact"
 

@@ -26,6 +26,7 @@ ROW: dict[str, Any] = {
 def test_the_page() -> None:
     """A row per module, how many are exact, and why groups stay; what failed has its reason."""
     wrong = ROW | {"module": "nets", "model": "net", "error": 1e-3, "predicted": False}
+    assert families.verdict(ROW | {"changed": False}) == "the masks change nothing at the outputs"
     failed = {"module": "big", "model": "huge", "size": 9_000_000, "failed": "took longer than 9 s"}
     text = families.page([ROW, wrong, failed])
     assert "1 of 3 are exact" in text
