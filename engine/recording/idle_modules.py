@@ -8,7 +8,7 @@ from torch import nn
 
 from engine.program.graph import Value
 from engine.recording.assumptions import Assumptions
-from engine.recording.dataflow import Dataflow, is_inside
+from engine.recording.dataflow import Dataflow
 from engine.recording.model_code import methods_of
 
 __all__ = ["IdleModules", "unrecorded_methods"]
@@ -55,10 +55,9 @@ class IdleModules:
                 continue
             items = {f"{name}.{key}" if name else key for key in container._modules}
             idle = sorted(item for item in items & self._names if not dataflow.nodes_in(item))
-            for node in dataflow.nodes if idle else ():
-                if any(is_inside(node.module, item) for item in items):
-                    reason = f"could be read or replaced by {idle[0]!r}, which did not run on the example"
-                    assumptions.use((v for v in (*node.inputs, *node.outputs) if not v.stored), reason)
+            for node in (node for item in items for node in dataflow.nodes_in(item)) if idle else ():
+                reason = f"could be read or replaced by {idle[0]!r}, which did not run on the example"
+                assumptions.use((v for v in (*node.inputs, *node.outputs) if not v.stored), reason)
 
 
 def unrecorded_methods(modules: Iterable[nn.Module]) -> list[str]:

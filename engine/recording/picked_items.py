@@ -116,10 +116,9 @@ def _passed_indices(tree: _Function, indices: Mapping[str, Mapping[str, int]]) -
             own = place - isinstance(call.func, ast.Attribute)  # a method gets its object as well, a function may not
             positions = [call.args[p] for p in {own, place} if 0 <= p < len(call.args)]
             passed = [*positions, *(keyword.value for keyword in call.keywords if keyword.arg == argument)]
-            numbers = (
-                number for number in passed if not isinstance(number, ast.Compare)
-            )  # flags are recorded both ways
-            yield from ((call, number) for number in numbers if _is_computed(number, tree))
+            for number in passed:  # comparisons are flags, which are recorded both ways
+                if not isinstance(number, ast.Compare) and _is_computed(number, tree):
+                    yield call, number
 
 
 def _is_computed(number: ast.expr, tree: _Function) -> bool:

@@ -12,7 +12,7 @@ from torch import nn
 
 from engine.program.graph import Node, Value
 from engine.recording.assumptions import Assumptions
-from engine.recording.dataflow import Dataflow, is_inside
+from engine.recording.dataflow import Dataflow
 from engine.recording.model_code import codes_of
 
 __all__ = ["is_own_op", "use_values_around_code", "values_around"]
@@ -50,8 +50,9 @@ def _owner(modules: Mapping[str, nn.Module], node: Node) -> str:
     """Return the module whose code calls an op, or the layer of torch that does."""
     if is_own_op(modules, node):
         return node.module
-    outer = "" if node.callers == (node.module,) else node.module.rpartition(".")[0]
-    return next((name for name in reversed(node.callers) if name != node.module), outer)
+    if not node.callers:  # a direct call of its forward
+        return node.module.rpartition(".")[0]
+    return next((name for name in reversed(node.callers) if name != node.module), "")
 
 
 def values_around(name: str, modules: Mapping[str, nn.Module], dataflow: Dataflow) -> Iterator[Value]:
@@ -63,14 +64,13 @@ def values_around(name: str, modules: Mapping[str, nn.Module], dataflow: Dataflo
         dataflow: of the recorded ops.
     """
     names = {id(module): key for key, module in modules.items()}
-    children = ((key, id(child)) for key, child in modules[name]._modules.items())
-    parts = [name, *(names.get(child, f"{name}.{key}".lstrip(".")) for key, child in children)]
-    for part in parts:
+    parts = [names[id(child)] for child in modules[name].children() if id(child) in names]
+    for part in (name, *parts):
         for values in dataflow.boundary(part):
             yield from values
     read = {value.index for node in dataflow.nodes for value in node.inputs}
     for node in dataflow.nodes:
         if node.module == name:
             yield from (value for value in (*node.inputs, *node.outputs) if not value.stored)
-        elif any(is_inside(node.module, part) for part in parts[1:]):
-            yield from (value for value in node.outputs if value.index not in read)
+    for node in (node for part in parts for node in dataflow.nodes_in(part)):
+        yield from (value for value in node.outputs if value.index not in read)

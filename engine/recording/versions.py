@@ -87,8 +87,8 @@ class Versions(Tape):
         if weight is not None and weight.name is not None:  # a direct .forward() skips the hooks
             owners = self._owners[weight.name]
             module = module if module in owners else owners[0]
-        where = self._path, self._provenance.site, tuple(filter(None, self._stack))
-        node = Node(len(self._nodes), op, func, args, sizes, inputs, outputs, module, *where)
+        site, callers = self._provenance.site, tuple(filter(None, self._stack))
+        node = Node(len(self._nodes), op, func, args, sizes, inputs, outputs, module, self._path, site, callers)
         self._nodes.append(node)
         if self._provenance.uncertain:
             self._uncertain[node.index] = tuple(self._provenance.uncertain)

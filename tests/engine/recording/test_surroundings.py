@@ -37,3 +37,25 @@ def test_what_a_module_reads_and_computes() -> None:
     use_values_around_code(Block.forward.__code__, modules, dataflow, assumptions, "is used")
     assert {value.shape for value, _ in assumptions.used.values()} == around
     assert [node.op for node in graph.nodes if is_own_op(modules, node)] == ["relu"]
+
+
+class Stage(nn.Module):
+    """A block between two layers that the model holds as well, so that both have its names."""
+
+    def __init__(self, first: nn.Module, last: nn.Module) -> None:
+        super().__init__()
+        self.first, self.last = first, last
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return features."""
+        return self.last(self.first(x))  # type: ignore[no-any-return]
+
+
+def test_shared_parts_count_under_their_first_names() -> None:
+    """What passes from one shared part to the other is around the module."""
+    first, last = nn.Linear(2, 3), nn.Linear(3, 4)
+    net = nn.Sequential(first, nn.Linear(3, 3), last, nn.Linear(4, 2), Stage(first, last))
+    graph = engine.trace(net, torch.zeros(1, 2))
+    between = next(node.output for node in graph.nodes if node.callers == ("4", "0"))
+    dataflow, modules = Dataflow(graph.nodes, graph.values, FUNCTIONS), dict(net.named_modules())
+    assert between in list(values_around("4", modules, dataflow))
