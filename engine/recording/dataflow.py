@@ -18,13 +18,13 @@ def is_inside(module: str, outer: str) -> bool:
 
     Args:
         module: name of a module.
-        outer: name of the other one.
+        outer: name of the other one; of the model itself, it is empty.
 
     Example:
         >>> is_inside("head.0", "head"), is_inside("header", "head")
         (True, False)
     """
-    return module == outer or module.startswith(f"{outer}.")
+    return not outer or module == outer or module.startswith(f"{outer}.")
 
 
 class Dataflow:

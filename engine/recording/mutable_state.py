@@ -22,7 +22,7 @@ from engine.errors import InputError
 from engine.program.stored import HISTORY, PART, modules_of, parameters_of, stored_tensors
 from engine.recording.attribute_choices import is_choice, is_list_of_numbers
 from engine.recording.attributes import Attribute
-from engine.recording.model_code import code_of, module_namespaces
+from engine.recording.model_code import code_of, codes_of, module_namespaces
 from engine.source.attribute_writes import EVERYTHING, written_attributes, written_by_modules
 from engine.source.coefficients import coefficients
 from engine.source.instructions import arguments_of
@@ -131,9 +131,13 @@ class MutableState:
         return bool(matching)
 
     def _look_at_arguments(self, prefix: str, module: nn.Module) -> None:
-        code = code_of(type(module).forward) if self._constants else None
-        for name in () if code is None else arguments_of(code):
-            self.declared(prefix + name)
+        if not self._constants:
+            return
+        kind: Any = type(module)
+        for code in {code_of(kind.forward), *codes_of(kind)}:  # forward passes its arguments on to other methods
+            if code is not None and code.co_name != "__init__":
+                for name in arguments_of(code):
+                    self.declared(prefix + name)
 
     def _look_at_buffers(self, prefix: str, module: nn.Module) -> None:
         for name, buffer in module._buffers.items():

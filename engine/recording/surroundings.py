@@ -12,7 +12,7 @@ from torch import nn
 
 from engine.program.graph import Node, Value
 from engine.recording.assumptions import Assumptions
-from engine.recording.dataflow import Dataflow
+from engine.recording.dataflow import Dataflow, is_inside
 from engine.recording.model_code import codes_of
 
 __all__ = ["is_own_op", "use_values_around_code", "values_around"]
@@ -58,6 +58,8 @@ def _owner(modules: Mapping[str, nn.Module], node: Node) -> str:
 def values_around(name: str, modules: Mapping[str, nn.Module], dataflow: Dataflow) -> Iterator[Value]:
     """Yield the values that a module reads, those that its own code computes, and those around the parts of it.
 
+    Its own code handles the results of whatever it calls: of parts in a container that it iterates over, say.
+
     Args:
         name: of the module.
         modules: all modules by name; one that others share has the first of its names.
@@ -68,9 +70,22 @@ def values_around(name: str, modules: Mapping[str, nn.Module], dataflow: Dataflo
     for part in (name, *parts):
         for values in dataflow.boundary(part):
             yield from values
+    callees = {node.index: _callee(name, node) for node in dataflow.nodes_in(name)}
     read = {value.index for node in dataflow.nodes for value in node.inputs}
     for node in dataflow.nodes:
-        if node.module == name:
+        callee = callees.get(node.index)
+        if callee == name:
             yield from (value for value in (*node.inputs, *node.outputs) if not value.stored)
-    for node in (node for part in parts for node in dataflow.nodes_in(part)):
-        yield from (value for value in node.outputs if value.index not in read)
+        elif callee is not None:
+            sources = ((value, value.producer) for value in node.inputs if not value.stored)
+            yield from (value for value, source in sources if source is None or callees.get(source) != callee)
+            yield from (value for value in node.outputs if value.index not in read)
+
+
+def _callee(name: str, node: Node) -> str:
+    """Return the module that runs an op on behalf of a module's own code: this module itself, or one that it calls."""
+    running = (*node.callers, node.module)
+    if name in running:
+        place = len(running) - running[::-1].index(name)
+        return running[place] if place < len(running) else name
+    return next((inner for inner in running if is_inside(inner, name)), name)

@@ -18,6 +18,7 @@ from engine.program.places import shown_place
 from engine.recording.argument_fallbacks import assume_fallbacks_vary
 from engine.recording.assumptions import Assumptions
 from engine.recording.attribute_choices import use_values_chosen_by_lists
+from engine.recording.branch_notes import BranchNotes, listed
 from engine.recording.chosen_numbers import assume_other_numbers
 from engine.recording.dataflow import Dataflow
 from engine.recording.dynamic_calls import assume_nothing_of_dynamic_calls
@@ -40,9 +41,6 @@ from engine.source.coverage import FunctionCoverage
 from engine.source.effects import Effect, Functions
 
 __all__ = ["assumptions_about_unreached_code"]
-
-_MOST_NAMES = 6
-_ADVICE = "Pass an example, or an entry, that runs it."
 
 
 def assumptions_about_unreached_code(
@@ -77,13 +75,13 @@ def assumptions_about_unreached_code(
     use_values_picked_by_numbers(runs, arguments.options_of, mutability, dataflow, assumptions)
     assume_nothing_of_unread_functions(runs, idle, mutability, dataflow, assumptions)
     if idle.owners:
-        assumptions.notes.append(f"Modules that did not run and keep all channels: {_listed(idle.owners)}.")
+        assumptions.notes.append(f"Modules that did not run and keep all channels: {listed(idle.owners)}.")
     if methods := unrecorded_methods(runs.modules.values()):
         assumptions.notes.append(
-            f"Methods that read layers and were not recorded: {_listed(methods)}. If code outside of the model calls "
+            f"Methods that read layers and were not recorded: {listed(methods)}. If code outside of the model calls "
             "them, record them as `entries`."
         )
-    assumptions.notes += branches.notes()
+    assumptions.notes += branches.notes.messages()
     return assumptions
 
 
@@ -119,9 +117,7 @@ class _UntakenBranches:
         self._types_matter = False
         self._fixed: dict[tuple[Branch, str, bool], bool] = {}
         self._values_of_calls: dict[str, dict[int, Value]] = {}
-        self._used_at: dict[str, None] = {}
-        self._left_out_at: dict[str, None] = {}
-        self._not_analyzed: dict[str, None] = {}
+        self.notes = BranchNotes()
 
     def assume(self) -> None:
         """Extend the assumptions by what the code of each branch could do."""
@@ -164,21 +160,6 @@ class _UntakenBranches:
     def _untaken(self, branch: Branch, coverage: FunctionCoverage) -> UntakenBranch:
         return UntakenBranch(branch, coverage, self._runs.modules, self._names, self._dataflow)
 
-    def notes(self) -> list[str]:
-        """Return messages that name the places of the branches."""
-        notes = []
-        if self._used_at:
-            places = _listed(map(shown_place, self._used_at))
-            notes.append(f"Code that did not run, whose inputs keep all channels: {places}. {_ADVICE}")
-        if self._left_out_at:
-            places = _listed(map(shown_place, self._left_out_at))
-            notes.append(
-                f"Conditions that held in all recordings; both of their sides keep all channels: {places}. {_ADVICE}"
-            )
-        if others := [shown_place(place) for place in self._not_analyzed if place not in self._used_at]:
-            notes.append(f"Code that did not run and was not analyzed: {_listed(others)}. {_ADVICE}")
-        return notes
-
     def _follow(self, branch: UntakenBranch) -> None:
         if branch.is_interrupted or (
             self._idle.includes_any(branch.mentioned_modules()) and not self._is_settled(branch)
@@ -204,15 +185,15 @@ class _UntakenBranches:
             if effect is Effect.CHANGES and branch.mentioned_modules():
                 effect = Effect.KEEPS_ZERO  # the outputs of modules that ran elsewhere are masked as well
             if name in used or effect in (Effect.KEEPS_ZERO, Effect.CHANGES):
-                self._used_at[branch.place] = None
+                self._note(self.notes.read, branch)
                 self._touch(values, effect, branch)
             elif effect is Effect.USES:
-                self._not_analyzed[branch.place] = None
+                self.notes.not_analyzed[branch.place] = None
 
     def _use_results(self, branch: UntakenBranch) -> None:
         """Count as used what modules that it calls compute, where it does something else with their results."""
         if values := list(results_used_otherwise(branch, self._runs.modules, self._dataflow)):
-            self._used_at[branch.place] = None
+            self._note(self.notes.read, branch)
             self._touch(values, Effect.USES, branch)
 
     def _leave_out(self, branch: UntakenBranch) -> None:
@@ -223,7 +204,7 @@ class _UntakenBranches:
                 self._assumptions.stand_in(values)
                 self._assumptions.vary(values, zeros_stay=True)
             elif effect is Effect.USES and values:
-                self._left_out_at[branch.place] = None
+                self._note(self.notes.left_out, branch)
                 reason = f"may take the place of what is computed behind the condition at {shown_place(branch.place)}"
                 self._assumptions.use(values, reason)
                 self._assumptions.vary(values)
@@ -231,9 +212,20 @@ class _UntakenBranches:
                 self._assumptions.vary(values, zeros_stay=effect is Effect.KEEPS_ZERO)
 
     def _is_decided_by_size_alone(self, branch: UntakenBranch) -> bool:
-        """Whether sizes decide, and do so alike for all inputs."""
+        """Whether sizes decide, and no argument, and do so alike for all inputs."""
         alone = branch.is_decided_at(self._places) and not branch.is_decided_at(self._runs.sized)
-        return alone and branch.code not in self._runs.of_entries  # of which no other sizes are recorded
+        alone = alone and branch.code not in self._runs.of_entries  # of which no other sizes are recorded
+        return alone and not self._options_tested(branch)
+
+    def _options_tested(self, branch: UntakenBranch) -> set[str]:
+        """Return the arguments that the example gives no tensor, and that the condition of a branch depends on."""
+        options = set(self._arguments.options_of(branch.code))
+        return self._undeclared(branch, options & branch.variables_tested()) if options else set()
+
+    def _note(self, places: dict[str, None], branch: UntakenBranch) -> None:
+        prefix = f"{branch.owner}." if branch.owner else ""
+        places[branch.place] = None
+        self.notes.options.update(dict.fromkeys(prefix + name for name in sorted(self._options_tested(branch))))
 
     def _touch(self, values: Iterable[Value], effect: Effect, branch: UntakenBranch) -> None:
         if effect is Effect.USES:
@@ -272,7 +264,7 @@ class _UntakenBranches:
         """Return the variables that get literal sizes; what modules compute that gets such sizes counts as used."""
         for module in branch.modules_reshaped_to_literals(beside_attributes):
             self._touch(self._dataflow.boundary(module)[1], Effect.USES, branch)
-            self._used_at[branch.place] = None
+            self._note(self.notes.read, branch)
         return frozenset(branch.reshaped_to_literals(beside_attributes))
 
     def _selects_alone(self, branch: UntakenBranch) -> bool:
@@ -386,9 +378,3 @@ class _UntakenBranches:
     def _undeclared(self, branch: UntakenBranch, names: Collection[str]) -> set[str]:
         prefix = f"{branch.owner}." if branch.owner else ""
         return {name for name in names if name != branch.self_name and not self._declared(prefix + name)}
-
-
-def _listed(items: Iterable[str]) -> str:
-    names = list(items)
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more

@@ -19,7 +19,7 @@ from engine.recording.indexed_reads import IndexedReads
 from engine.recording.mentioned_modules import modules_in
 from engine.recording.model_code import methods_of
 from engine.recording.skipped_code import effects_of_skipping, is_in_loop
-from engine.source.bindings import bindings
+from engine.source.bindings import bindings, names_behind
 from engine.source.branches import RESULT, Branch
 from engine.source.conditions import Conditions
 from engine.source.coverage import FunctionCoverage
@@ -32,9 +32,7 @@ from engine.source.syntax import TRIES, is_literal_size, nodes_of
 __all__ = ["UntakenBranch"]
 
 _MISSING = object()
-
 _RECORDED = ("values", "inside")  # what a variable holds in containers, or in an object of any kind
-
 _CONTAINERS = (ast.Tuple, ast.List, ast.Dict)
 
 
@@ -83,6 +81,10 @@ class UntakenBranch:
         if isinstance(test, ast.expr):
             return [test]
         return [] if test is None else [n.test for n in ast.walk(test) if isinstance(n, (ast.If, ast.IfExp))]
+
+    def variables_tested(self) -> set[str]:
+        """Return the variables that its condition reads, and those that these are computed from."""
+        return {name for test in self._tests() for name in names_behind(test, self._coverage.function.tree)}
 
     def is_fixed(
         self,

@@ -16,6 +16,7 @@ __all__ = [
     "arguments_of",
     "assignments_that_read",
     "bindings",
+    "names_behind",
     "path_of",
     "places_set",
     "targets_of",
@@ -63,6 +64,27 @@ def bindings(tree: ast.AST, owner: str | None = None) -> Mapping[str, tuple[Bind
                 line = getattr(node, "lineno", target.lineno)
                 result[name].append(Binding(plain, node, line, replaces and whole))
     return {name: tuple(values) for name, values in result.items()}
+
+
+def names_behind(expr: ast.expr, tree: ast.AST) -> set[str]:
+    """Return the variables that an expression reads, and those that these are computed from.
+
+    Args:
+        expr: part of the syntax of a function.
+        tree: syntax of the function.
+
+    Example:
+        >>> tree = ast.parse("wanted = frozenset(embed) if embed else {-1}\\nlast = max(wanted)")
+        >>> sorted(names_behind(ast.parse("i == last", mode="eval").body, tree))
+        ['embed', 'frozenset', 'i', 'last', 'max', 'wanted']
+    """
+    names: set[str] = set()
+    waiting = [expr]
+    while waiting:
+        new = {node.id for node in ast.walk(waiting.pop()) if isinstance(node, ast.Name)} - names
+        names |= new
+        waiting += [b.value for name in new for b in bindings(tree).get(name, ()) if b.value is not None]
+    return names
 
 
 def path_of(node: ast.expr) -> str | None:

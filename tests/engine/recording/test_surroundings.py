@@ -59,3 +59,26 @@ def test_shared_parts_count_under_their_first_names() -> None:
     between = next(node.output for node in graph.nodes if node.callers == ("4", "0"))
     dataflow, modules = Dataflow(graph.nodes, graph.values, FUNCTIONS), dict(net.named_modules())
     assert between in list(values_around("4", modules, dataflow))
+
+
+class Loop(nn.Module):
+    """Layers in containers, which it calls itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5)), nn.Linear(5, 6)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return features."""
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_what_passes_between_parts_of_a_container() -> None:
+    """All that the code of a module handles is around it, and nothing that only its parts handle."""
+    for net, name in ((Loop(), ""), (nn.Sequential(Loop()), "0")):
+        graph = engine.trace(net, torch.zeros(1, 2))
+        dataflow, modules = Dataflow(graph.nodes, graph.values, FUNCTIONS), dict(net.named_modules())
+        shapes = {value.shape for value in values_around(name, modules, dataflow)}
+        assert shapes == {(1, 2), (1, 3), (1, 5), (1, 6)}

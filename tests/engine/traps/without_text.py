@@ -37,11 +37,27 @@ class Net(nn.Module):
         return self.leave(self.late(y))
 """
 
+LAYERED = """
+from torch import nn
 
-def _net(body: str, arguments: str = "") -> Callable[[], nn.Module]:
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8), nn.Sigmoid(), nn.Linear(8, 3)])
+
+    def forward(self, x, embed=None):
+        for place, layer in enumerate(self.layers):
+            x = layer(x)
+            if embed is not None and place in embed:
+                return x
+        return x
+"""
+
+
+def _net(body: str, arguments: str = "", text: str = TEXT) -> Callable[[], nn.Module]:
     def make() -> nn.Module:
         space: dict[str, Any] = {"__name__": __name__}
-        exec(TEXT.format(body=body, arguments=arguments), space)
+        exec(text.format(body=body, arguments=arguments), space)
         net: nn.Module = space["Net"]()
         return net
 
@@ -91,6 +107,7 @@ TRAPS = [
     _trap("typed: an argument left out", TYPED,
           _net("y = y if shift is None else y + shift", ", shift=None"), _called(1.0)),
     _trap("typed: an early return", TYPED, _net("if first: return y", ", first=False"), _called(True), kept=None),
+    _trap("typed: a return between layers of a list", TYPED, _net("", text=LAYERED), _called([1])),
     _trap("typed: a layer that is skipped", TYPED, _net("if x.is_contiguous(): y = self.late(y + 1)"), _called()),
     _trap("typed: an item by a flag", EXEC, _net("y = [torch.relu, torch.sigmoid][DOUBLED](y)"), _doubled),
     _trap("typed: a factor by a flag", EXEC, _net("y = y + DOUBLED"), _doubled),

@@ -1,0 +1,71 @@
+"""Notes on branches that no recording took: where they are, what they keep, and what a user can do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine.program.places import shown_place
+
+__all__ = ["BranchNotes", "listed"]
+
+_MOST_NAMES = 6
+_ADVICE = "Pass an example, or an entry, that runs it."
+
+
+class BranchNotes:
+    """Places of branches that no recording took, in the order of the analysis.
+
+    Attributes:
+        read: places of branches whose inputs keep all channels.
+        left_out: places of conditions that held in all recordings, both of whose sides keep all channels.
+        not_analyzed: places of branches that do what is not analyzed.
+        options: arguments that such conditions test, and that `constants` could declare.
+
+    Example:
+        >>> notes = BranchNotes()
+        >>> notes.read["net.py:7"] = None
+        >>> notes.options["embed"] = None
+        >>> notes.messages()[1]  # doctest: +ELLIPSIS
+        "Such code depends on arguments of the model: embed. Where they stay as in the example, declare them: ..."
+    """
+
+    def __init__(self) -> None:
+        self.read: dict[str, None] = {}
+        self.left_out: dict[str, None] = {}
+        self.not_analyzed: dict[str, None] = {}
+        self.options: dict[str, None] = {}
+
+    def messages(self) -> list[str]:
+        """Return messages that name the places of the branches, and the arguments to declare."""
+        messages = []
+        if self.read:
+            places = listed(map(shown_place, self.read))
+            messages.append(f"Code that did not run, whose inputs keep all channels: {places}. {_ADVICE}")
+        if self.left_out:
+            places = listed(map(shown_place, self.left_out))
+            messages.append(
+                f"Conditions that held in all recordings; both of their sides keep all channels: {places}. {_ADVICE}"
+            )
+        if self.options and (self.read or self.left_out):
+            messages.append(
+                f"Such code depends on arguments of the model: {listed(self.options)}. Where they stay as in the "
+                f"example, declare them: `constants={list(self.options)[:_MOST_NAMES]}`."
+            )
+        if others := [shown_place(place) for place in self.not_analyzed if place not in self.read]:
+            messages.append(f"Code that did not run and was not analyzed: {listed(others)}. {_ADVICE}")
+        return messages
+
+
+def listed(items: Iterable[str]) -> str:
+    """Return the first six items, separated by commas, and how many more there are.
+
+    Args:
+        items: the items.
+
+    Example:
+        >>> listed("abcdefgh")
+        'a, b, c, d, e, f and 2 more'
+    """
+    names = list(items)
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
