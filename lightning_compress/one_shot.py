@@ -41,6 +41,7 @@ def prune(
     compensate: bool = True,
     uniform: bool = False,
     plain_norms: bool | str = False,
+    constants: str | Sequence[str] | None = None,
 ) -> nn.Module:
     """Prune a copy of a network: mask, repair, compensate, compact and verify it.
 
@@ -67,6 +68,8 @@ def prune(
         plain_norms: whether norms that lose channels become ordinary norms, for a plain configuration: ``"exact"``, RMS
             norms; True, layer norms too, which is not exact. See `engine.ModelSpeedup`.
         confidence: number of random samples to verify with; 0 relies on the rules.
+        constants: names of arguments, attributes and buffers that keep their value, or patterns of them, as for
+            `engine.trace`.
 
     Returns:
         The small network, in the mode of the model, with ``.plan``, ``.certificate`` and ``.report`` (errors of
@@ -94,7 +97,7 @@ def prune(
     only, never = selection.as_patterns(layers), selection.as_patterns(exclude)
     selector = Selector(amount, scope, target, None, max_amount, round_to, minimum, only, never, None, uniform)
     small = copy.deepcopy(model)
-    graph = engine.trace(small, example_input)
+    graph = engine.trace(small, example_input, constants=selection.as_patterns(constants) or None)
     subject = targets.Subject(small, example_input, graph, engine.dependency_groups(small, example_input, graph=graph))
     batches = None if data is None else _enough(data, samples)
     gathered = _gathered(subject, needed, batches or [], samples, ridge)

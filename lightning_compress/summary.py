@@ -16,6 +16,7 @@ from engine.progress import notice
 from lightning_compress.report.content import Section, change, human
 from lightning_compress.report.templating import render
 from lightning_compress.report.text import plain_section
+from lightning_compress.selection.amounts import as_patterns
 from lightning_compress.selection.ladders import ladder
 from lightning_compress.stock.forecast import Forecast, Part, forecast, part_of
 from lightning_compress.trainer.packages import LIGHTNING_MODULES, MisconfigurationException
@@ -182,6 +183,7 @@ def summarize(
     amounts: Sequence[float] = (0.25, 0.5, 0.75),
     path: str | None = None,
     stock: bool = False,
+    constants: str | Sequence[str] | None = None,
 ) -> Summary:
     """Summarise what pruning can achieve for a model, before training.
 
@@ -194,6 +196,8 @@ def summarize(
         stock: whether to test on copies if `save_pretrained` could save the pruned model (transformers, diffusers), or
             constructor arguments describe it (timm, torchvision), and which groups prevent it. Takes seconds to
             minutes.
+        constants: names of arguments, attributes and buffers that keep their value, or patterns of them, as for
+            `engine.trace`.
 
     Returns:
         A summary that prints as text, and as tables in notebooks.
@@ -235,7 +239,7 @@ def summarize(
             raise MisconfigurationException(f"`amounts` must be fractions in [0, 1], got {amount!r}.")
     network, example = _network(model, example_input, path)
     with notice(f"Analysing {type(network).__name__}"):
-        return _summary(network, example, amounts, stock)
+        return _summary(network, example, amounts, stock, as_patterns(constants) or None)
 
 
 def _network(model: nn.Module, example_input: Any, path: str | None) -> tuple[nn.Module, Any]:
@@ -252,9 +256,11 @@ def _network(model: nn.Module, example_input: Any, path: str | None) -> tuple[nn
     return network, to_device(from_shape(example), device)
 
 
-def _summary(network: nn.Module, example: Any, amounts: Iterable[float], stock: bool) -> Summary:
+def _summary(
+    network: nn.Module, example: Any, amounts: Iterable[float], stock: bool, constants: Sequence[str] | None
+) -> Summary:
     part = _part(network, example) if stock else None
-    graph = engine.trace(network, example)
+    graph = engine.trace(network, example, constants=constants)
     groups = engine.dependency_groups(network, example, graph=graph)
     macs, params, table = engine.count_flops_params(network, example, verbose=False, masks={}, graph=graph)
     kept = {float(amount): _keep(groups, amount) for amount in amounts}

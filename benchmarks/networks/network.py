@@ -22,6 +22,7 @@ class Network:
         make: builds it; imports the package only then.
         inputs: by batch size: a tensor, a tuple of arguments, or a dict of keyword arguments.
         batches: two batch sizes.
+        constants: arguments that users of the network rarely pass, declared to keep their value.
         dtype: float32 where the network converts to that inside, and so runs in no other.
     """
 
@@ -31,6 +32,7 @@ class Network:
     inputs: Callable[[int], Any]
     batches: tuple[int, int] = (1, 2)
     dtype: torch.dtype = torch.float64
+    constants: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:

@@ -157,5 +157,12 @@ def _matched(result: Tensor, expected: Tensor, column: int) -> Tensor:
 
 
 NETWORKS = [
-    Network("ultralytics", path.name, lambda name=path.name: _build(name), noise(3, SIZE, SIZE)) for path in _files()
+    Network(
+        "ultralytics",
+        path.name,
+        lambda name=path.name: _build(name),
+        noise(3, SIZE, SIZE),
+        constants=("embed",),
+    )
+    for path in _files()
 ]

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 import engine
 from engine.errors import EngineError
+from lightning_compress.selection.amounts import as_patterns
 from lightning_compress.trainer.averages import follow_loading
 from lightning_compress.trainer.packages import Callback
 from lightning_compress.trainer.restore import follow_checkpoints
@@ -30,15 +31,20 @@ class CompressionCallback(Callback):
     Args:
         model: path of the model inside the LightningModule; ``None``: see :func:`find_model`.
         example_input: example input of the model; ``None``: see :func:`find_example`.
+        constants: names of arguments, attributes and buffers that keep their value, or patterns of them, as for
+            `engine.trace`; they hold for all callbacks on the model.
     """
 
     traces_at_start = False
     """Whether the callback needs a graph of the model before the first epoch of each fit, and so tries the model."""
 
-    def __init__(self, model: str | None = None, example_input: Any = None) -> None:
+    def __init__(
+        self, model: str | None = None, example_input: Any = None, constants: str | Sequence[str] | None = None
+    ) -> None:
         super().__init__()
         self.model = model
         self.example_input = example_input
+        self.constants = as_patterns(constants)
         self._example: Any = None
         self._traced = False  # since the fit began
 
@@ -119,11 +125,12 @@ class CompressionCallback(Callback):
         """
         callbacks = [c for c in trainer.callbacks if isinstance(c, CompressionCallback)]  # type: ignore[attr-defined]
         kinds = list(dict.fromkeys(kind for callback in callbacks for kind in callback.steps()))
+        constants = sorted({name for c in callbacks if c.model == self.model for name in c.constants})
         with self.planning(trainer, pl_module) as (model, example):
             kinds = [kind for kind in kinds if training or kind != TRAINING]
             entries = step_entries(trainer, pl_module, kinds)
             try:
-                graph = engine.trace(model, example, entries=entries)
+                graph = engine.trace(model, example, entries=entries, constants=constants or None)
             except EngineError as error:
                 if entries:
                     raise cannot_follow(error) from error

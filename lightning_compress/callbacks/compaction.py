@@ -76,6 +76,8 @@ class ModelCompaction(CompressionCallback):
             norms, which compute the same with another eps and weight scale; with True, layer norms and group norms too,
             which then compute a different function, as the certificate says. Supported neither with
             ``save_weights_only=False``, whose optimizer state fits the old scale, nor with sharded parameters.
+        constants: names of arguments, attributes and buffers that keep their value, or patterns of them, as for
+            `engine.trace`; they hold for all callbacks on the model.
 
     Attributes:
         checkpoint_path: path of the checkpoint, once written.
@@ -110,8 +112,9 @@ class ModelCompaction(CompressionCallback):
         reindex: bool = False,
         steps: bool = True,
         plain_norms: bool | str = False,
+        constants: str | Sequence[str] | None = None,
     ) -> None:
-        super().__init__(model, example_input)
+        super().__init__(model, example_input, constants)
         if plain_norms not in (False, True, "exact"):
             raise MisconfigurationException(f"`plain_norms` must be False, True or 'exact', got {plain_norms!r}.")
         if plain_norms and not save_weights_only:

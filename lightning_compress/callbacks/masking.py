@@ -8,7 +8,7 @@ averaging callbacks and optimizer states rely on that order.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -207,8 +207,10 @@ class MaskingCallback(CompressionCallback):
         example_input: example input of the model.
     """
 
-    def __init__(self, model: str | None = None, example_input: Any = None) -> None:
-        super().__init__(model, example_input)
+    def __init__(
+        self, model: str | None = None, example_input: Any = None, constants: str | Sequence[str] | None = None
+    ) -> None:
+        super().__init__(model, example_input, constants)
         self._masks: Masks = {}
         self._owner: weakref.ref[nn.Module] | None = None
         # Both refer to parameters, which are different objects in the next fit, in another process and in a copy.

@@ -83,6 +83,8 @@ class ChannelPruning(MaskingCallback):
             entry may have any.
         uniform: whether groups of the same structure and size keep the same number of units (not the same units), for
             configurations with one number for all layers; see `save_pretrained`.
+        constants: names of arguments, attributes and buffers that keep their value, or patterns of them, as for
+            `engine.trace`; they hold for all callbacks on the model.
 
     Raises:
         MisconfigurationException: for an invalid argument.
@@ -123,8 +125,9 @@ class ChannelPruning(MaskingCallback):
         widths: Mapping[str, Sequence[int]] | None = None,
         samples: int = 1024,
         uniform: bool = False,
+        constants: str | Sequence[str] | None = None,
     ) -> None:
-        super().__init__(model, example_input)
+        super().__init__(model, example_input, constants)
         if attention not in (None, "heads", "dimensions"):
             raise MisconfigurationException(f"`attention` must be 'heads' or 'dimensions', got {attention!r}.")
         self.attention = attention

@@ -24,7 +24,13 @@ def test_the_page() -> None:
     """A row per network, how many are exact, and why groups stay; what failed has its reason."""
     assert packages.verdict(ROW | {"changed": False}) == "the masks change nothing at the outputs"
     failed = {"network": "monai UNet", "failed": "took longer than 9 s"}
-    whole = ROW | {"network": "peft LoRA", "parameters": [20, 19], "stays": {"a": 3, "b": 5}, "exported": 2e-3}
+    whole = ROW | {
+        "network": "peft LoRA",
+        "parameters": [20, 19],
+        "stays": {"a": 3, "b": 5},
+        "exported": 2e-3,
+        "undeclared": 0.97,
+    }
     unbuilt = {"network": "effdet lite", "unbuilt": "RuntimeError: no such op", "state": "old"}
     text = packages.page([ROW | {"state": "new"}, failed, whole, unbuilt], ["einops 0.8"], "new")
     said = "1 are exact, 0 refused, 2 failed, 1 cannot be built beside this torch."
@@ -32,9 +38,9 @@ def test_the_page() -> None:
     assert "61% of its parameters, 1 keep more than 60 %" in text.replace("\n", " ")
     assert "3 of the rows are of earlier states of the code." in text.replace("\n", " ")
     assert "| effdet lite | its package does not build it here: RuntimeError: no such op |" in text
-    assert "| vit-pytorch ViT | exact | 1e-16 | 22 → 6 | 27% |  |  |" in text
-    assert "| monai UNet | failed: took longer than 9 s | | | | |" in text
-    assert "| peft LoRA | exported with an error of 2e-03 | 1e-16 | 0 → 0 | 95% | 2e-03 | b |" in text
+    assert "| vit-pytorch ViT | exact | 1e-16 | 22 → 6 | 27% |  |  |  |" in text
+    assert "| monai UNet | failed: took longer than 9 s | | | | | |" in text
+    assert "| peft LoRA | exported with an error of 2e-03 | 1e-16 | 0 → 0 | 95% | 97% | 2e-03 | b |" in text
     assert "| is an output of the model | 1 |" in text
     stream = whole | {"stays": {"is an output of the model": 8, "b": 5}}
     assert packages.line(stream).endswith("| is an output of the model |")
@@ -60,11 +66,12 @@ def test_the_smallest_form(monkeypatch: pytest.MonkeyPatch) -> None:
     def make() -> nn.Module:
         return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 2, 1))
 
-    small = Network("none", "small", make, noise(3, 8, 8))
+    small = Network("none", "small", make, noise(3, 8, 8), constants=("0.padding",))
     monkeypatch.setattr(packages, "NETWORKS", {small.key: small})
     row = {"network": small.key} | packages.check(small.key)
     assert packages.verdict(row) == "exact" and row["changed"]
     assert packages.left(row) < 0.6 and not packages.dearest(row)
+    assert row["undeclared"] == packages.left(row)  # the declaration changes nothing here
 
 
 class Half(nn.Module):

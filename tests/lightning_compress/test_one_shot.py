@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 import engine
-from lightning_compress import prune
+from engine.errors import InputError
+from lightning_compress import prune, summarize
 from lightning_compress.trainer.packages import MisconfigurationException
 from tests.engine.exactness import randomised, run
+from tests.lightning_compress.models import OnDemand
 
 
 def _net() -> nn.Module:
@@ -113,3 +115,16 @@ def test_layer_norms_become_ordinary_ones() -> None:
     exact, plain = (prune(net, torch.zeros(2, 4), 0.5, plain_norms=asked) for asked in (False, True))
     assert exact.certificate.exact and not plain.certificate.exact
     assert type(plain[1]) is nn.LayerNorm and type(exact[1]) is not nn.LayerNorm
+
+
+def test_what_is_declared_is_pruned() -> None:
+    """Features that other arguments return stay, unless they are declared to keep their value."""
+    net, images = OnDemand(), torch.zeros(1, 3, 8, 8)
+    assert not any(
+        prediction.params < summary.params for summary in [summarize(net, images)] for prediction in summary.predictions
+    )
+    assert summarize(net, images, constants="embed").predictions[-1].params < 100
+    small = prune(net, images, 0.5, constants="embed")
+    assert small.certificate.verified and small.head.in_features == 4
+    with pytest.raises(InputError, match="'embeds'; the model has no such buffer, attribute or argument"):
+        prune(net, images, 0.5, constants=["embeds"])

@@ -21,7 +21,7 @@ from lightning_compress import (
     SparseTraining,
 )
 from lightning_compress.trainer.packages import MisconfigurationException
-from tests.lightning_compress.models import Base, Wrapped, data, fit, seeded
+from tests.lightning_compress.models import Base, OnDemand, Wrapped, data, fit, seeded
 
 
 def test_engine_imports_no_lightning() -> None:
@@ -104,3 +104,29 @@ def test_without_pruning_the_model_is_tried_all_the_same(tmp_path: Path) -> None
     for callback in (ModelCompaction(**wrong), MaskConflictRepair(**wrong)):
         with pytest.raises(MisconfigurationException, match="rejects the example input"):
             fit(seeded(Wrapped), tmp_path, callback)
+
+
+class _OnDemand(Wrapped):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = OnDemand()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_what_one_callback_declares_holds_for_all(tmp_path: Path, first: bool) -> None:
+    """Of those on the same model: all analyse one program."""
+    declared, plain = {"constants": "embed"}, dict[str, str]()
+    pruning = ChannelPruning(amount=0.5, **(declared if first else plain))
+    compaction = ModelCompaction(on_failure="raise", **(plain if first else declared))
+    module = seeded(_OnDemand)
+    fit(module, tmp_path, pruning, MaskConflictRepair(), compaction)
+    assert compaction.certificate.verified and module.net.head.in_features == 4
+
+
+def test_what_is_not_declared_stays(tmp_path: Path) -> None:
+    """Another argument may ask for it; a declaration for another model is none for this one."""
+    module = seeded(_OnDemand)
+    other = ComplexityMonitor("net.stem", torch.rand(2, 3, 8, 8))
+    other.constants = ("embed",)
+    with pytest.raises(MisconfigurationException, match="stem: could be read by the code at .*, which did not run"):
+        fit(module, tmp_path, ChannelPruning(amount=0.5, model="net"), ModelCompaction(model="net"), other)
