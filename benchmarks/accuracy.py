@@ -153,7 +153,7 @@ def _peer_pruned(
         "taylor": tp.importance.GroupTaylorImportance,
         "hessian": tp.importance.GroupHessianImportance,
     }[criterion]()
-    kept = [m for n, m in small.named_modules() if isinstance(m, nn.Linear) or (not stream and _writes_stream(n, m))]
+    kept = [m for n, m in small.named_modules() if isinstance(m, nn.Linear) or (not stream and writes_stream(n, m))]
     pruner = tp.pruner.BasePruner(
         small, pairs[0][0][:2], importance, global_pruning=True, pruning_ratio=ratio, max_pruning_ratio=0.9,
         ignored_layers=kept,
@@ -166,7 +166,13 @@ def _peer_pruned(
     return small
 
 
-def _writes_stream(name: str, module: nn.Module) -> bool:
+def writes_stream(name: str, module: nn.Module) -> bool:
+    """Return whether a layer of a CIFAR ResNet adds to its residual stream.
+
+    Args:
+        name: of the layer.
+        module: the layer.
+    """
     return isinstance(module, nn.Conv2d) and (name == "conv1" or name.endswith("conv2"))
 
 

@@ -34,14 +34,14 @@ from torch.optim.lr_scheduler import OneCycleLR
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import engine
-from benchmarks.accuracy import PEERS, Images, accuracy, macs, peer, write
+from benchmarks.accuracy import PEERS, Images, accuracy, macs, peer, write, writes_stream
 from benchmarks.cifar_resnets import normalised, pretrained
 from lightning_compress import Distillation, prune
 
 ROOT = Path(__file__).resolve().parents[1]
 START, END = "<!-- finetuning.py -->", "<!-- /finetuning.py -->"
 
-PRUNING = ("network", "times", "seed", "peers", "samples")
+PRUNING = ("network", "times", "seed", "peers", "samples", "scope", "stream")
 KEYS = (*PRUNING, "epochs", "lr", "weight", "batch", "precision", "device", "images")
 OPTIONS = ("lr", "weight", "batch", "precision", "samples", "device", "images")  # rows of a kind have the same
 SHOWN = ("lr", "weight")  # in the table, even where they are the same for all
@@ -204,8 +204,11 @@ def _pruned(dense: nn.Module, images: Images, options: argparse.Namespace) -> tu
     if options.peers:
         pairs = list(zip(batches, labels, strict=True))
         return max(_rivals(dense, images, options.peers, amount, pairs), key=lambda rival: accuracy(rival[1], images))
-    chosen: dict[str, Any] = {"criterion": "reconstruction", "scope": "global", "samples": options.samples}
-    return "lightning-compress", prune(dense, batches[0][:2], amount, data=batches, **chosen).state_dict()
+    kept = [] if options.stream == "pruned" else [n for n, m in dense.named_modules() if writes_stream(n, m)]
+    chosen: dict[str, Any] = {"criterion": "reconstruction", "scope": options.scope, "samples": options.samples}
+    small = prune(dense, batches[0][:2], amount, data=batches, exclude=kept, **chosen)
+    by = "lightning-compress" + (", within groups" if options.scope == "group" else "")
+    return by + (", stream kept" if kept else ""), small.state_dict()
 
 
 def _rivals(
@@ -316,6 +319,8 @@ def main() -> int:
     parser.add_argument("--times", type=float, default=2.1, help="fewer multiply-accumulates")
     parser.add_argument("--seed", type=int, default=0, help="of the calibration images and of the training")
     parser.add_argument("--peers", nargs="*", default=[], choices=PEERS, help="the best of these, instead of ours")
+    parser.add_argument("--scope", default="global", choices=("global", "group"), help="where ours ranks channels")
+    parser.add_argument("--stream", default="pruned", choices=("pruned", "kept"), help="the residual stream, in ours")
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--weight", type=float, default=1.0, help="of the teacher's term")
