@@ -72,6 +72,14 @@ def test_the_best_of_the_rivals_trains_in_the_same_way(tmp_path: Path, monkeypat
     assert row["by"].startswith("Torch-Pruning, magnitude") and len(row["curve"]) == 2 and row["left"] <= 1 / 2.1
 
 
+def test_the_stream_may_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the best of the rivals does; its row says so, and it starts from a file of its own."""
+    run(tmp_path / "net", monkeypatch)
+    row = run(tmp_path / "net", monkeypatch, "--stream", "kept", "--scope", "group")
+    assert row["by"] == "lightning-compress, within groups, stream kept" and row["left"] <= 1 / 2.1
+    assert len(list((tmp_path / "net" / "runs").glob("*.pt"))) == 2
+
+
 def test_each_set_of_options_trains_a_network_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a teacher, it does not go on where the run with one ended, and has a line of its own."""
     taught, alone = (run(tmp_path / "net", monkeypatch, "--weight", weight) for weight in ("1.0", "0.0"))
