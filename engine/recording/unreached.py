@@ -34,6 +34,7 @@ from engine.recording.recorded_runs import RecordedRuns
 from engine.recording.settable_numbers import doubt_numbers_set_later, reads_attribute
 from engine.recording.skipped_code import are_aligned
 from engine.recording.surroundings import use_values_around_code
+from engine.recording.tested import ANY, attributes_tested, variables_tested
 from engine.recording.unread_functions import assume_nothing_of_unread_functions
 from engine.recording.untaken import UntakenBranch
 from engine.source.branches import RESULT, Branch
@@ -212,15 +213,22 @@ class _UntakenBranches:
                 self._assumptions.vary(values, zeros_stay=effect is Effect.KEEPS_ZERO)
 
     def _is_decided_by_size_alone(self, branch: UntakenBranch) -> bool:
-        """Whether sizes decide, and no argument, and do so alike for all inputs."""
+        """Whether sizes decide, and neither arguments nor attributes that code sets, and do so alike for all inputs."""
         alone = branch.is_decided_at(self._places) and not branch.is_decided_at(self._runs.sized)
         alone = alone and branch.code not in self._runs.of_entries  # of which no other sizes are recorded
-        return alone and not self._options_tested(branch)
+        return alone and not self._options_tested(branch) and not self._tests_what_is_set(branch)
 
     def _options_tested(self, branch: UntakenBranch) -> set[str]:
         """Return the arguments that the example gives no tensor, and that the condition of a branch depends on."""
         options = set(self._arguments.options_of(branch.code))
-        return self._undeclared(branch, options & branch.variables_tested()) if options else set()
+        return self._undeclared(branch, options & variables_tested(branch.tests(), branch.tree)) if options else set()
+
+    def _tests_what_is_set(self, branch: UntakenBranch) -> bool:
+        """Whether the condition of a branch follows from an attribute that code may set."""
+        module, prefix = self._runs.modules[branch.owner], f"{branch.owner}." if branch.owner else ""
+        paths = set(attributes_tested(branch.tests(), branch.tree, branch.self_name, module))
+        undeclared = (path for path in paths if not self._declared(prefix + path))
+        return any(path == ANY or not self._mutability.never_changed(module, path) for path in undeclared)
 
     def _note(self, places: dict[str, None], branch: UntakenBranch) -> None:
         prefix = f"{branch.owner}." if branch.owner else ""

@@ -8,6 +8,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -19,7 +20,7 @@ from engine.recording.indexed_reads import IndexedReads
 from engine.recording.mentioned_modules import modules_in
 from engine.recording.model_code import methods_of
 from engine.recording.skipped_code import effects_of_skipping, is_in_loop
-from engine.source.bindings import bindings, names_behind
+from engine.source.bindings import bindings
 from engine.source.branches import RESULT, Branch
 from engine.source.conditions import Conditions
 from engine.source.coverage import FunctionCoverage
@@ -52,6 +53,7 @@ class UntakenBranch:
         place: file and line of the branch.
         self_name: the argument that is the module itself; None in a plain function.
         types: of what the variables in its condition hold.
+        tree: syntax of the function.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class UntakenBranch:
     ) -> None:
         self.branch, self._coverage, self._dataflow = branch, coverage, dataflow
         self._modules, self._names = modules, names
-        self.code, self.owner = coverage.function.code, coverage.owner
+        self.code, self.tree, self.owner = coverage.function.code, coverage.function.tree, coverage.owner
         self.place = f"{self.code.co_filename}:{branch.line}"
         self.self_name = self.code.co_varnames[0] if coverage.is_method else None
         self._seen = coverage.seen.get(branch, {})
@@ -74,17 +76,14 @@ class UntakenBranch:
 
     def is_decided_at(self, places: Collection[str]) -> bool:
         """Whether its condition stands on one of some lines."""
-        return any(is_at(test, self.code.co_filename, places) for test in self._tests())
+        return any(is_at(test, self.code.co_filename, places) for test in self.tests())
 
-    def _tests(self) -> list[ast.expr]:
+    def tests(self) -> list[ast.expr]:
+        """Return the conditions that decide whether it runs."""
         test = self.branch.test
         if isinstance(test, ast.expr):
             return [test]
         return [] if test is None else [n.test for n in ast.walk(test) if isinstance(n, (ast.If, ast.IfExp))]
-
-    def variables_tested(self) -> set[str]:
-        """Return the variables that its condition reads, and those that these are computed from."""
-        return {name for test in self._tests() for name in names_behind(test, self._coverage.function.tree)}
 
     def is_fixed(
         self,
@@ -113,7 +112,8 @@ class UntakenBranch:
         )  # fmt: skip
         test = self.branch.test
         if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
-            if any(self._is_false(part) and conditions.is_fixed(part) for part in test.values):
+            own = replace(conditions, ran=lambda node: True)  # the recordings may have stopped at an operand before
+            if any(self._is_false(part) and own.is_fixed(part) for part in test.values):
                 return True
         return test is not None and conditions.is_fixed(test)
 
@@ -143,7 +143,7 @@ class UntakenBranch:
         """
         if self._lacks_attribute(self.branch.nodes, never_changed):
             return True
-        if nodes_of(self._coverage.function.tree, *TRIES):  # what it computes before the error may be used
+        if nodes_of(self.tree, *TRIES):  # what it computes before the error may be used
             return False
         names = globals_used(tuple(self.branch.nodes), self.code)
         return any(name not in self._coverage.space and not hasattr(builtins, name) for name in names)
@@ -170,7 +170,7 @@ class UntakenBranch:
 
     def effects_of_skipping(self) -> Mapping[str, Effect]:
         """Return what it does to variables to leave out what it skips; without those that are filled in where None."""
-        all_effects = effects_of_skipping(self.branch, self._coverage.function.tree, self._dataflow.functions)
+        all_effects = effects_of_skipping(self.branch, self.tree, self._dataflow.functions)
         return {n: effect for n, effect in all_effects.items() if ("none", None) not in self._seen.get(n, ())}
 
     def _returned_otherwise(self) -> str | None:
@@ -238,7 +238,7 @@ class UntakenBranch:
     def _follows_from_replaced(self, name: str, selected: Collection[str]) -> bool:
         """Whether what it assigns to a variable is computed entry by entry from what that holds otherwise."""
         values = {value.index for value in self._recorded_values(name)}
-        others = () if is_in_loop(self.branch.nodes, self._coverage.function.tree) else self.branch.names
+        others = () if is_in_loop(self.branch.nodes, self.tree) else self.branch.names
         same = {n for n in (*others, name) if not values.isdisjoint(v.index for v in self._recorded_values(n))}
         return not values or all(
             any(effect_on(expr, variable, self._dataflow.functions) is not None for variable in same)
@@ -260,7 +260,7 @@ class UntakenBranch:
 
     def indexed_beside_channels(self) -> set[str]:
         """Return the variables of which it only takes entries by an index along dimensions other than the channels."""
-        reads = IndexedReads(self.branch.syntax, self._tests(), self._recorded_values, self._dataflow)
+        reads = IndexedReads(self.branch.syntax, self.tests(), self._recorded_values, self._dataflow)
         return reads.beside_channels()
 
     def passed_on(self) -> set[str]:

@@ -16,7 +16,7 @@ __all__ = [
     "arguments_of",
     "assignments_that_read",
     "bindings",
-    "names_behind",
+    "expressions_behind",
     "path_of",
     "places_set",
     "targets_of",
@@ -66,8 +66,8 @@ def bindings(tree: ast.AST, owner: str | None = None) -> Mapping[str, tuple[Bind
     return {name: tuple(values) for name, values in result.items()}
 
 
-def names_behind(expr: ast.expr, tree: ast.AST) -> set[str]:
-    """Return the variables that an expression reads, and those that these are computed from.
+def expressions_behind(expr: ast.expr, tree: ast.AST) -> Iterator[ast.expr]:
+    """Yield an expression, those that its variables may hold, those that the variables in these may hold, and so on.
 
     Args:
         expr: part of the syntax of a function.
@@ -75,16 +75,18 @@ def names_behind(expr: ast.expr, tree: ast.AST) -> set[str]:
 
     Example:
         >>> tree = ast.parse("wanted = frozenset(embed) if embed else {-1}\\nlast = max(wanted)")
-        >>> sorted(names_behind(ast.parse("i == last", mode="eval").body, tree))
-        ['embed', 'frozenset', 'i', 'last', 'max', 'wanted']
+        >>> test = ast.parse("i == last", mode="eval").body
+        >>> [ast.unparse(part) for part in expressions_behind(test, tree)]
+        ['i == last', 'max(wanted)', 'frozenset(embed) if embed else {-1}']
     """
-    names: set[str] = set()
+    seen: set[str] = set()
     waiting = [expr]
     while waiting:
-        new = {node.id for node in ast.walk(waiting.pop()) if isinstance(node, ast.Name)} - names
-        names |= new
-        waiting += [b.value for name in new for b in bindings(tree).get(name, ()) if b.value is not None]
-    return names
+        inner = waiting.pop()
+        yield inner
+        new = {node.id for node in ast.walk(inner) if isinstance(node, ast.Name)} - seen
+        seen |= new
+        waiting += [binding.value for name in sorted(new) for binding in bindings(tree).get(name, ())]
 
 
 def path_of(node: ast.expr) -> str | None:
