@@ -22,6 +22,8 @@ from engine.source.syntax import nodes_of, parents_of
 __all__ = ["is_choice", "is_list_of_numbers", "other_lists", "use_values_chosen_by_lists"]
 
 _MOST_ITEMS = 8
+_MOST_CHOICES, _MOST_LEVELS = 64, 3
+_COLLECTIONS = (list, tuple, set, frozenset, dict)
 _PASSED = (ast.Subscript, ast.Starred, ast.keyword)
 _ITERATING = frozenset("enumerate iter len list map range reversed set sorted sum tuple zip".split())
 
@@ -33,20 +35,27 @@ def is_list_of_numbers(value: Any) -> bool:
         >>> is_list_of_numbers([0, 2]), is_list_of_numbers([]), is_list_of_numbers(["s", 1])
         (True, False, False)
     """
-    return type(value) in (list, tuple) and is_choice(value) and not any(isinstance(item, str) for item in value)
+    numbers = type(value) in (list, tuple) and 0 < len(value) <= _MOST_ITEMS
+    return numbers and all(type(item) in (bool, int, float) for item in value)
 
 
 def is_choice(value: Any) -> bool:
     """Whether a value is a short collection of numbers and texts, by which code may choose (``return_layers``).
 
+    Their items may be such collections, too, or empty ones: ``{3: [1, 2]}``.
+
     Example:
-        >>> [is_choice(value) for value in (["s", 1], {2}, {"layer4": "out"}, [object()], {"a": object()})]
-        [True, True, True, False, False]
+        >>> [is_choice(value) for value in (["s", 1], {2}, {"layer4": "out"}, {3: [{"on": True}]}, [object()])]
+        [True, True, True, True, False]
     """
-    if type(value) not in (list, tuple, set, frozenset, dict) or not 0 < len(value) <= _MOST_ITEMS:
-        return False
+    return type(value) in _COLLECTIONS and len(value) > 0 and _is_of_numbers_and_texts(value, _MOST_LEVELS)
+
+
+def _is_of_numbers_and_texts(value: Any, levels: int) -> bool:
+    if type(value) not in _COLLECTIONS:
+        return type(value) in (bool, int, float, str, type(None))
     items = [*value, *(value.values() if isinstance(value, dict) else ())]
-    return all(type(item) in (bool, int, float, str) for item in items)
+    return levels > 0 and len(value) <= _MOST_CHOICES and all(_is_of_numbers_and_texts(i, levels - 1) for i in items)
 
 
 def other_lists(numbers: list[Any] | tuple[Any, ...]) -> Iterator[list[Any] | tuple[Any, ...]]:
@@ -97,6 +106,8 @@ def _chooses(code: CodeType, attribute: str) -> bool:
         while isinstance(parents[part], _PASSED) and getattr(parents[part], "value", 0) is part:
             part = parents[part]
         call = parents[part]
+        if isinstance(call, ast.Call) and call.func is node:  # another attribute of the name: no collection is called
+            continue
         if not isinstance(call, ast.Call) or part is call.func or getattr(call.func, "id", "") in _ITERATING:
             return True
     return False

@@ -16,7 +16,8 @@ from engine.source.bindings import bindings
 from engine.source.branches import Branch
 from engine.source.conditions import TYPE_CHECKS
 from engine.source.control_flow import may_leave
-from engine.source.coverage import MOST_VALUES, FunctionCoverage
+from engine.source.coverage import FunctionCoverage
+from engine.source.rounds import MOST_VALUES
 from engine.source.syntax import TRIES, nodes_of
 
 __all__ = ["HeldTypes", "branches_without_other", "may_continue_after_error"]

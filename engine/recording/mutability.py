@@ -101,6 +101,8 @@ class Mutability:
         if computed:
             return self._have_fixed_results(module, ".".join([*way, ""]), computed)
         value = _UNKNOWN if owners[-1] is _UNKNOWN else getattr(owners[-1], name, None)
+        if contents and isinstance(value, (nn.Parameter, nn.ParameterList, nn.ParameterDict)):
+            return False  # training changes the numbers in it
         return not self._is_set(owners, name, contents and not isinstance(value, _PLAIN))
 
     def _is_set(self, owners: Sequence[Any], name: str, contents: bool) -> bool:

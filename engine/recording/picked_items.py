@@ -7,6 +7,7 @@ A subscript is no branch, and what may be set is recorded at numbers next to its
 from __future__ import annotations
 
 import ast
+import builtins
 import inspect
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -56,12 +57,12 @@ def use_values_picked_by_numbers(
     for code, tree in trees.items():
         coverages = [c for c in runs.coverage.functions.values() if c.function.code is code]
         sources = _Sources(tree, code, options(code), mutability)
-        for pick, number in itertools.chain(_picks(tree), _passed_indices(tree, indices)):
+        for pick, number in itertools.chain(_picks(tree), _passed_indices(tree, indices), _selections(tree)):
             if (code, (pick.end_lineno, pick.end_col_offset)) in of_tensors:  # the op receives the number
                 continue
             if coverages and not any(c.function.ran(pick, c.ran) for c in coverages):
                 continue
-            if sources.may_be_set(number):
+            if sources.may_be_set(number) and not sources.are_options_alone(pick):
                 reason = f"could be picked in {code.co_name} by {ast.unparse(number)}, which may be another number"
                 use_values_around_code(code, runs.modules, dataflow, assumptions, reason)
                 break
@@ -81,17 +82,52 @@ def _picks(tree: _Function) -> Iterator[tuple[ast.expr, ast.expr]]:
     for node in ast.walk(tree):
         numbers: list[ast.expr | None] = []
         match node:
-            case ast.Subscript(value=ast.Attribute()) | ast.Call(func=ast.Attribute(value=ast.Attribute())):
+            case ast.Call(func=ast.Attribute(value=ast.Attribute())):
                 continue
             case ast.Subscript(slice=ast.Slice(lower=lower, upper=upper)):
                 numbers = [lower, upper]
+            case ast.Subscript(value=ast.Attribute()):
+                continue
             case ast.Subscript(slice=index) if not isinstance(index, ast.Tuple):
                 numbers = [index]
             case ast.Call(func=ast.Attribute(attr=method), args=[index, *_]) if method in _PICKING_METHODS:
                 numbers = [index]
             case _:
                 continue
-        yield from ((node, number) for number in numbers if number is not None and _is_computed(number, tree))
+        for number in (n for n in numbers if n is not None):
+            if _is_computed(number, tree) or isinstance(node, ast.Subscript) and _has_computed_keys(node.value, tree):
+                yield node, number
+
+
+def _has_computed_keys(container: ast.expr, tree: _Function) -> bool:
+    """Whether a function fills a dictionary under keys that it computes, which no recording may ask for.
+
+    Example:
+        >>> text = "def f(a, k):\\n  d, e = {}, {1: a}\\n  d[k + 1] = a\\n  return d[k], e[k]"
+        >>> tree = ast.parse(text).body[0]
+        >>> [_has_computed_keys(pick.value, tree) for pick in tree.body[-1].value.elts]
+        [True, False]
+    """
+    if not isinstance(container, ast.Name):
+        return False
+    stored = (n for n in nodes_of(tree, ast.Subscript) if isinstance(n.ctx, ast.Store))
+    keys = [n.slice for n in stored if isinstance(n.value, ast.Name) and n.value.id == container.id]
+    bound = [b.value for b in bindings(tree).get(container.id, ()) if b.value is not None]
+    keys += [value.key for value in bound if isinstance(value, ast.DictComp)]
+    pairs = any(isinstance(v, ast.Call) and getattr(v.func, "id", "") == "dict" and v.args for v in bound)
+    return pairs or any(isinstance(key, (ast.JoinedStr, ast.Call, ast.BinOp, ast.Name)) for key in keys)
+
+
+def _selections(tree: _Function) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield the comprehensions that leave items out, each with a condition by which they do.
+
+    Example:
+        >>> tree = ast.parse("def f(a, t): return next(x for x, end in a if t < end)").body[0]
+        >>> [ast.unparse(test) for _, test in _selections(tree)]
+        ['t < end']
+    """
+    for node in nodes_of(tree, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp):
+        yield from ((node, test) for generator in node.generators for test in generator.ifs)  # type: ignore[attr-defined]
 
 
 def _indices(tree: _Function) -> dict[str, int]:
@@ -180,11 +216,20 @@ class _Sources:
         self._owners = mutability.owners_of(code)
         self._self = code.co_varnames[0] if self._owners else None
 
+    def are_options_alone(self, pick: ast.expr) -> bool:
+        """Whether a comprehension goes through options, or ``**kwargs``, alone: a call has those that it passes."""
+        iterated = [generator.iter for generator in getattr(pick, "generators", ())]
+        names = {node.id for part in iterated for node in nodes_of(part, ast.Name)} - vars(builtins).keys()
+        further = {self._tree.args.kwarg.arg} if self._tree.args.kwarg is not None else set()
+        return bool(names) and names <= {*self._options} | further
+
     def may_be_set(self, expr: ast.expr, steps: int = _MOST_STEPS) -> bool:
         """Whether an expression reads an option, or an attribute that code sets, by way of variables as well."""
         if not all(map(self._never_changed, self._paths(expr))):
             return True
         names = {node.id for node in nodes_of(expr, ast.Name)} - {self._self}
+        if any(map(_is_size, nodes_of(expr, ast.Subscript, ast.Call))):
+            return True
         if not names.isdisjoint(self._options):
             return True
         bound = [b.value for name in names for b in bindings(self._tree).get(name, ()) if b.value is not None]
@@ -203,6 +248,12 @@ class _Sources:
         if path.endswith("()") and not all(_is_method(owner, path.removesuffix("()")) for owner in self._owners):
             path = path.removesuffix("()")  # of a module
         return all(self._mutability.never_changed(owner, path) for owner in self._owners)
+
+
+def _is_size(expr: ast.expr) -> bool:
+    """Whether an expression is a size of a tensor: ``x.shape[-1]``, ``x.size(2)``."""
+    inner = expr.value if isinstance(expr, ast.Subscript) else getattr(expr, "func", None)
+    return isinstance(inner, ast.Attribute) and inner.attr == ("shape" if isinstance(expr, ast.Subscript) else "size")
 
 
 def _is_method(owner: nn.Module, path: str) -> bool:

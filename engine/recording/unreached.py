@@ -126,7 +126,7 @@ class _UntakenBranches:
         for coverage in self._runs.coverage.functions.values():
             by_function[coverage.function.code, coverage.owner] = [
                 self._untaken(branch, coverage)
-                for branch in coverage.function.untaken(coverage.ran)
+                for branch in (*coverage.function.untaken(coverage.ran), *coverage.repeated())
                 if not branch.computes_nothing
             ]
         self._open = {function: [] for function in by_function}
@@ -148,6 +148,8 @@ class _UntakenBranches:
                     self._fixed.pop((branch.branch, branch.owner, by_user), None)
 
     def _may_run_in_others(self, branch: UntakenBranch) -> bool:
+        if branch.has_run:
+            return not (self._is_settled(branch) or self._is_decided_by_size_alone(branch))
         return branch.is_interrupted or not (self._would_fail(branch) or self._is_settled(branch))
 
     def _would_fail(self, branch: UntakenBranch) -> bool:
@@ -162,6 +164,8 @@ class _UntakenBranches:
         return UntakenBranch(branch, coverage, self._runs.modules, self._names, self._dataflow)
 
     def _follow(self, branch: UntakenBranch) -> None:
+        if branch.has_run and branch not in self._open[branch.code, branch.owner]:
+            return
         if branch.is_interrupted or (
             self._idle.includes_any(branch.mentioned_modules()) and not self._is_settled(branch)
         ):
@@ -237,7 +241,8 @@ class _UntakenBranches:
 
     def _touch(self, values: Iterable[Value], effect: Effect, branch: UntakenBranch) -> None:
         if effect is Effect.USES:
-            reason = f"could be read by the code at {shown_place(branch.place)}, which did not run"
+            where = "which ran in some rounds, or calls, alone" if branch.has_run else "which did not run"
+            reason = f"could be read by the code at {shown_place(branch.place)}, {where}"
             self._assumptions.use(values, reason)
         else:
             self._assumptions.vary(values, zeros_stay=effect is Effect.KEEPS_ZERO)

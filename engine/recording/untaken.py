@@ -54,6 +54,7 @@ class UntakenBranch:
         self_name: the argument that is the module itself; None in a plain function.
         types: of what the variables in its condition hold.
         tree: syntax of the function.
+        has_run: whether it ran, in other rounds of a loop or in other calls.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class UntakenBranch:
         self.code, self.tree, self.owner = coverage.function.code, coverage.function.tree, coverage.owner
         self.place = f"{self.code.co_filename}:{branch.line}"
         self.self_name = self.code.co_varnames[0] if coverage.is_method else None
+        self.has_run = not coverage.ran.isdisjoint(branch.offsets)
         self._seen = coverage.seen.get(branch, {})
         self.types = HeldTypes(branch, coverage, self.self_name)
 

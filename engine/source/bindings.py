@@ -16,6 +16,7 @@ __all__ = [
     "arguments_of",
     "assignments_that_read",
     "bindings",
+    "determining_values",
     "expressions_behind",
     "path_of",
     "places_set",
@@ -203,6 +204,33 @@ def bound_value(name: str, binding: Binding) -> ast.expr:
     plain = isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) and any(map(_is_name, targets))
     paired = isinstance(node, ast.Assign) and value is not node.value
     return value if plain or paired else ast.Tuple([value], ast.Load())
+
+
+def determining_values(name: str, binding: Binding) -> Sequence[ast.expr]:
+    """Return the expressions that determine what a binding gives a variable in each round.
+
+    That is its value; of a variable that counts rounds, where it starts, and the step, whatever ends the loop.
+
+    Args:
+        name: the variable.
+        binding: one of its bindings.
+
+    Example:
+        >>> loops = "for i, x in enumerate(xs): y = x", "for k in range(a, b, 2): n = k", "for m in range(b): pass"
+        >>> tree = ast.parse("\\n".join(loops))
+        >>> texts = {n: determining_values(n, b) for n, own in bindings(tree).items() for b in own}
+        >>> {name: [ast.unparse(value) for value in values] for name, values in texts.items()}
+        {'i': [], 'x': ['enumerate(xs)'], 'k': ['a', '2'], 'm': [], 'y': ['x'], 'n': ['k']}
+    """
+    target, iterated = getattr(binding.node, "target", None), getattr(binding.node, "iter", None)
+    match target, iterated:
+        case (ast.Tuple(elts=[ast.Name(id=counter), *_]), ast.Call(func=ast.Name(id="enumerate"), args=[_, *start])):
+            return start if counter == name else [binding.value]
+        case (ast.Name(), ast.Call(func=ast.Name(id="range"), args=[_])):
+            return []
+        case (ast.Name(), ast.Call(func=ast.Name(id="range"), args=[start, _, *step])):
+            return [start, *step]
+    return [binding.value]
 
 
 def _is_name(node: ast.AST | None) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from engine.source.anonymous import is_anonymous
-from engine.source.bindings import Binding, assignments_that_read, bindings
+from engine.source.bindings import Binding, assignments_that_read, bindings, determining_values
 from engine.source.control_flow import controls
 from engine.source.filled_lists import is_only_filled, may_change_elsewhere
 from engine.source.function_text import syntax_of
@@ -25,9 +25,9 @@ from engine.source.static_attributes import static_attribute
 from engine.source.syntax import compares_with_none, nodes_of
 from engine.source.version_checks import version_check
 
-__all__ = ["TYPE_CHECKS", "Conditions", "has_fixed_result"]
+__all__ = ["ALWAYS_FALSE", "TYPE_CHECKS", "Conditions", "has_fixed_result"]
 
-_ALWAYS_FALSE = frozenset(
+ALWAYS_FALSE = frozenset(
     "is_scripting is_tracing is_compiling is_exporting is_dynamo_compiling is_torchdynamo_compiling".split()
 )
 """Functions that return False wherever a model runs as Python code."""
@@ -42,6 +42,7 @@ _METHODS_OF_PLAIN_VALUES = frozenset("copy endswith isdigit lower startswith str
 """Methods of lists, dictionaries and strings that have no side effects, and that tensors and modules lack."""
 
 _TENSOR_ATTRIBUTES = frozenset("dtype device requires_grad is_cuda grad_fn is_nested is_sparse".split())
+_SIZES = frozenset({"ndim", "shape"})
 _TORCH = frozenset({"torch", "torch.functional", "torch.nn.functional"})
 _CONTAINERS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
 _MISSING = object()
@@ -152,7 +153,7 @@ class Conditions:
         if own or passed:
             is_open = passed and (name in self.open or bool(self.sized) and is_anonymous(self.tree.name))
             visited |= {(name, lines.start)}
-            values: list[ast.expr | None] = [binding.value for binding in own]
+            values: list[ast.expr | None] = [value for b in own for value in determining_values(name, b)]
             if len(own) + passed > 1:  # which of them it holds, depends on the conditions under which they are bound
                 values += [condition for binding in own for condition in self._conditions_of(binding.node)]
             if any(isinstance(value, _CONTAINERS) for value in values) and self._may_change(name):
@@ -167,9 +168,11 @@ class Conditions:
         """Return the conditions under which a statement runs; None stands for an error."""
         return controls(self.tree).get(node, ())
 
+    def _is_local(self, node: ast.expr) -> bool:
+        return isinstance(node, ast.Name) and (node.id in self._arguments() or node.id in self._bindings())
+
     def _arguments(self) -> set[str]:
-        a = self.tree.args
-        return {arg.arg for arg in (*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg) if arg is not None}
+        return {arg.arg for arg in nodes_of(self.tree.args, ast.arg)}
 
     def _lines_that_set(self, name: str, line: int | None) -> range:
         """Return the lines that may set the value that a variable has on a line.
@@ -210,6 +213,9 @@ class Conditions:
         if not self._fixed(inner, visited):
             return False
         start = [] if isinstance(inner, ast.Name) and inner.id == self.owner else ["*"]
+        if node.attr in _SIZES and len(path) > 1:
+            last = last or self.never_reassigned
+            path = path[:-1]
         *inside, whole = (".".join([*start, *path[:end]]) for end in range(1, len(path) + 1))
         return all(map(self.never_changed, inside)) and (last or self.never_changed)(whole)
 
@@ -227,11 +233,14 @@ class Conditions:
 
     def _call(self, node: ast.Call, visited: _Visited) -> bool:
         function = getattr(node.func, "attr", getattr(node.func, "id", ""))
-        if function.lstrip("_") in _ALWAYS_FALSE:
+        if function.lstrip("_") in ALWAYS_FALSE:
             return True
         if self._version_check(node) is not None:
             return True
         if function in _TYPE_CHECKS:
+            own = [a for a in node.args[1:] if isinstance(a, ast.Attribute) or self._is_local(a)]  # other types
+            if not all(self._fixed(a, visited) for a in own):
+                return False
             if node.args and isinstance(node.args[0], ast.Attribute):
                 return self._attribute(node.args[0], visited)
             root = _root(node.args[0]) if node.args else None

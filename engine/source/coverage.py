@@ -7,7 +7,7 @@ import functools
 import linecache
 import os
 import sys
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -15,22 +15,20 @@ from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from engine.program.trees import tensors_in
-from engine.source.branches import RESULT, Branch, FunctionBranches, branches_of
+from engine.source.branches import Branch, FunctionBranches, branches_of
 from engine.source.function_text import lines_of
 from engine.source.instructions import has_while_loop
 from engine.source.omitted_arguments import fallback_variables
-from engine.source.paths_read import PartsRead, parts_read, state_read
+from engine.source.rounds import MOST_VALUES, Rounds, repeatable
 from engine.source.sites import CALLBACKS, ENGINE, is_library
 from engine.source.skips import SkipWatch
 from engine.source.unread_code import UnreadFunction
 
-__all__ = ["MOST_VALUES", "CoverageTracer", "FunctionCoverage"]
+__all__ = ["CoverageTracer", "FunctionCoverage"]
 
-MOST_VALUES = 200
-"""How many values of a variable are noted."""
 _PACKAGES = {"site-packages", "dist-packages"}
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 
@@ -45,9 +43,6 @@ def _is_foreign(file: str) -> bool:
     )
 
 
-_PLAIN = (Tensor, list, tuple, dict, nn.Module, str, int, float, type(None))
-
-
 @dataclass
 class FunctionCoverage:
     """The part of a function that ran, in all calls for one module.
@@ -58,7 +53,8 @@ class FunctionCoverage:
         is_method: whether the module is its first argument.
         space: globals of the function.
         ran: offsets of the instructions that ran.
-        seen: values of variables where it was decided whether a branch runs, by branch and name, and of `RESULT`.
+        seen: what variables, and `RESULT`, held where a branch was decided on and did not run, by branch and name.
+        calls: how often a run called it, at most.
         fallbacks: values that replaced arguments which were None, by name of the argument.
         omitted: arguments that were None.
     """
@@ -69,12 +65,14 @@ class FunctionCoverage:
     space: Mapping[str, Any]
     ran: set[int] = field(default_factory=set)
     seen: dict[Branch, dict[str, list[Any]]] = field(default_factory=dict)
+    calls: int = 0
     fallbacks: dict[str, list[Any]] = field(default_factory=dict)
     omitted: set[str] = field(default_factory=set)
 
     def merge(self, other: FunctionCoverage) -> None:
         """Add the coverage of another run."""
         self.ran |= other.ran
+        self.calls = max(self.calls, other.calls)
         self.omitted |= other.omitted
         for branch, names in other.seen.items():
             for name, summary in names.items():
@@ -86,6 +84,11 @@ class FunctionCoverage:
     def pending(self) -> list[Branch]:
         """Return the branches that did not run yet."""
         return [branch for branch in self.function.branches if self.ran.isdisjoint(branch.offsets)]
+
+    def repeated(self) -> list[Branch]:
+        """Return the branches that ran in some rounds of a loop, or calls of a run, and not in others."""
+        branches = repeatable(self.function, self.calls > 1, self.is_method)
+        return [b for b in self.function.branches if b in branches and b in self.seen and b not in self.pending()]
 
 
 class CoverageTracer:
@@ -281,14 +284,17 @@ class CoverageTracer:
         if function is None:
             return self._enter_unread(frame) if id(code) in self._unread else counts
         coverage = self._coverage(function, frame)
+        coverage.calls += 1
         pending = coverage.pending()
+        repeated = repeatable(function, coverage.calls > 1, coverage.is_method)
         fallbacks = fallback_variables(function, frame.f_locals) if pending or code is self._forward else {}
         coverage.omitted.update(fallbacks.values())
-        if not (pending or fallbacks):
+        if not (pending or repeated or fallbacks):
             return counts
         ran, shared_lines, last = coverage.ran, function.shared_lines, dict[str, list[Tensor]]()
         decided_on, decided_at = function.decided_on, function.decided_at
-        assigning = [branch for branch in pending if branch.assigned and branch.span[0]]
+        assigning = [branch for branch in {*pending, *repeated} if branch.assigned and branch.span[0]]
+        rounds = Rounds(pending, repeated, coverage.space, ran, coverage.seen, self._summarize)
         skips, line = SkipWatch(pending, ran), 0
 
         def step(frame: FrameType, event: str, arg: Any) -> Any:
@@ -303,24 +309,24 @@ class CoverageTracer:
                 for branch in assigning:
                     first, end = branch.span
                     if first <= before <= end and not first <= line <= end:
-                        self._note_variables(coverage, frame, [branch], "behind")
+                        rounds.leave(frame, branch)
                 ran.add(frame.f_lasti)
+                rounds.step(frame.f_lasti, line)
                 frame.f_trace_opcodes = line in shared_lines
                 if line in decided_on:
-                    self._note_variables(coverage, frame, decided_on[line])
+                    rounds.decide(frame, decided_on[line])
             elif event == "opcode":
                 ran.add(frame.f_lasti)
+                rounds.step(frame.f_lasti, line)
                 if frame.f_lasti in decided_at:
-                    self._note_variables(coverage, frame, decided_at[frame.f_lasti])
+                    rounds.decide(frame, decided_at[frame.f_lasti])
                 skips.step(frame.f_lasti, line, line)
             elif event == "exception":
                 self._note_error(arg[2])
                 skips.interrupt(line)
             elif event == "return":
                 skips.step(frame.f_lasti, line, 0)
-                self._note_variables(coverage, frame, function.decided_late, "at the end")
-                if arg is not None:
-                    self._note_result(coverage, arg)
+                rounds.end(frame, function.decided_late, arg)
             return step
 
         return step
@@ -358,38 +364,3 @@ class CoverageTracer:
                 if list(map(id, tensors)) != list(map(id, last.get(name, ()))):
                     last[name] = tensors
                     self._fallbacks += [(coverage, argument, tensor) for tensor in tensors]
-
-    def _note_result(self, coverage: FunctionCoverage, result: Any) -> None:
-        """Note what is returned where branches did not run that would return something else."""
-        for branch in coverage.pending():
-            if branch.returns:
-                held = result if isinstance(result, _PLAIN) else PartsRead([])  # what a trainer holds is no result
-                self._note(coverage.seen.setdefault(branch, {}), RESULT, held)
-
-    def _note_variables(
-        self, coverage: FunctionCoverage, frame: FrameType, branches: Sequence[Branch], when: str = "before"
-    ) -> None:
-        """Note what branches that did not run yet would read, ``"before"`` or ``"behind"`` them or ``"at the end"``."""
-        late = when != "before"
-        for branch in branches:
-            if not coverage.ran.isdisjoint(branch.offsets):
-                continue
-            seen, variables = coverage.seen.setdefault(branch, {}), frame.f_locals
-            for text, held in () if late else state_read(branch, variables, coverage.space):
-                self._note(seen, text, held)
-            single = late and isinstance(branch.test, ast.expr)
-            for name in branch.assigned if single else branch.names | branch.assigned if late else branch.noted:
-                held = variables.get(name)
-                if not isinstance(held, _PLAIN):
-                    if single and when == "at the end" or late and name in seen and name not in branch.assigned:
-                        continue  # an object that other code has filled by now
-                    held = parts_read(held, name, branch, variables)
-                if name in variables:
-                    self._note(seen, name, held)
-                else:
-                    seen.setdefault(name, [])
-
-    def _note(self, seen: dict[str, list[Any]], name: str, held: Any) -> None:
-        values, summary = seen.setdefault(name, []), self._summarize(held)
-        if summary is not None and summary not in values and len(values) < MOST_VALUES:
-            values.append(summary)

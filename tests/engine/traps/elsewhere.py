@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.recording import chosen_numbers, unreached
-from engine.source import chosen_calls, coverage, paths_read
+from engine.source import chosen_calls, paths_read, rounds
 from tests.engine.traps.entering import Net, called, noise
 from tests.engine.traps.objects import MANY, of_many
 from tests.engine.traps.trap import Ablation
@@ -381,7 +381,7 @@ ABLATIONS = [
     ),
     Ablation(
         "what attributes and globals hold for a while is read",
-        lambda patch: patch.setattr(coverage, "state_read", lambda branch, variables, space: iter(())),
+        lambda patch: patch.setattr(rounds, "state_read", lambda branch, variables, space: iter(())),
         "a tensor that an attribute holds for a while",
     ),
     Ablation(

@@ -223,7 +223,7 @@ ABLATIONS = [
     Ablation(
         "keys that sizes are looked up under",
         lambda patch: patch.setattr(table_keys.Lookups, "keys", lambda self, frame, size: set()),
-        "a function from a table under two sizes",
+        "a function from a table in a table",
     ),
     Ablation(
         "dimensions and flags of steps",
