@@ -40,7 +40,9 @@ class BranchNotes:
         messages = []
         if self.read:
             places = listed(map(shown_place, self.read))
-            messages.append(f"Code that did not run, or not in all rounds, whose inputs keep all channels: {places}. {_ADVICE}")
+            messages.append(
+                f"Code that did not run, or not in all rounds, whose inputs keep all channels: {places}. {_ADVICE}"
+            )
         if self.left_out:
             places = listed(map(shown_place, self.left_out))
             messages.append(

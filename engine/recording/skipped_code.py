@@ -32,11 +32,23 @@ def effects_of_skipping(
         functions: known effects of functions on the entries of tensors.
     """
     effects: dict[str, Effect] = {}
+    read = _read_behind(branch, tree)
     for name, skipped in branch.skipped_bindings.items():
+        if read is not None and name not in read:
+            continue
         if "." not in name and (is_in_loop(branch.skipped, tree) or _is_set_elsewhere(name, branch, tree)):
             own = [effect_on(bound_value(name, binding), name, functions) for binding in skipped]
             effects[name] = max((Effect.USES if effect is None else effect for effect in own), default=Effect.USES)
     return effects
+
+
+def _read_behind(branch: Branch, tree: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str] | None:
+    """Return the variables that are read after the loop that a branch leaves; None if there is not one."""
+    loops = [loop for loop in nodes_of(tree, *_LOOPS) if any(node is branch.nodes[-1] for node in ast.walk(loop))]
+    if len(loops) != 1 or not isinstance(branch.nodes[-1], ast.Break):
+        return None
+    end: int = loops[0].end_lineno  # type: ignore[attr-defined]
+    return {n.id for n in nodes_of(tree, ast.Name) if isinstance(n.ctx, ast.Load) and n.lineno > end}
 
 
 def are_aligned(values: Sequence[Value], dataflow: Dataflow) -> bool:

@@ -70,8 +70,7 @@ class UntakenBranch:
         self.code, self.tree, self.owner = coverage.function.code, coverage.function.tree, coverage.owner
         self.place = f"{self.code.co_filename}:{branch.line}"
         self.self_name = self.code.co_varnames[0] if coverage.is_method else None
-        self.has_run = not coverage.ran.isdisjoint(branch.offsets)
-        self._seen = coverage.seen.get(branch, {})
+        self.has_run, self._seen = not coverage.ran.isdisjoint(branch.offsets), coverage.seen.get(branch, {})
         self.types = HeldTypes(branch, coverage, self.self_name)
 
     # ------------------------------------------------------------------ why it did not run

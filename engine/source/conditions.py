@@ -42,7 +42,7 @@ _METHODS_OF_PLAIN_VALUES = frozenset("copy endswith isdigit lower startswith str
 """Methods of lists, dictionaries and strings that have no side effects, and that tensors and modules lack."""
 
 _TENSOR_ATTRIBUTES = frozenset("dtype device requires_grad is_cuda grad_fn is_nested is_sparse".split())
-_SIZES = frozenset({"ndim", "shape"})
+_SIZES = {"ndim", "shape"}
 _TORCH = frozenset({"torch", "torch.functional", "torch.nn.functional"})
 _CONTAINERS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
 _MISSING = object()
@@ -214,8 +214,7 @@ class Conditions:
             return False
         start = [] if isinstance(inner, ast.Name) and inner.id == self.owner else ["*"]
         if node.attr in _SIZES and len(path) > 1:
-            last = last or self.never_reassigned
-            path = path[:-1]
+            path, last = path[:-1], last or self.never_reassigned
         *inside, whole = (".".join([*start, *path[:end]]) for end in range(1, len(path) + 1))
         return all(map(self.never_changed, inside)) and (last or self.never_changed)(whole)
 

@@ -73,6 +73,10 @@ class _Reaching:
         return None
 
     def _inside(self, statement: ast.stmt, before: frozenset[Definition], at: ast.AST) -> frozenset[Definition] | None:
+        if isinstance(statement, (ast.For, ast.AsyncFor, ast.While)):  # a round begins with what any other leaves
+            inside = before | self._all_in(statement)
+            within = self.at(statement.body, inside, at)
+            return inside if within is None else within
         if not isinstance(statement, ast.If):
             return (
                 before | self._all_in(statement) if isinstance(statement, _COMPOUND) else self._own(statement, before)

@@ -19,7 +19,7 @@ from engine.source.conditions import ALWAYS_FALSE
 from engine.source.control_flow import controls
 from engine.source.instructions import arguments_of
 from engine.source.paths_read import PartsRead, parts_read, state_read
-from engine.source.reaching import is_never_none
+from engine.source.reaching import definitions_before, is_never_none
 from engine.source.syntax import compares_with_none, nodes_of
 
 __all__ = ["MOST_VALUES", "Rounds", "repeatable"]
@@ -105,7 +105,21 @@ def _is_alike(
         conditions = {c for binding in own for c in controls(tree).get(binding.node, ()) if id(c) not in of_loops}
         if own and all(_is_none(value) or _is_never_none(value, tree) for value in values):
             return all(_is_the_same(condition, varying) for condition in conditions - {test})
+    match test:
+        case ast.Call(func=ast.Name(id="isinstance"), args=[ast.Name(id=name) as variable, kind]) if (
+            last := definitions_before(tree, name, variable)
+        ):
+            of_layers = all(d.value is not None and _is_result_of_layer(d.value, tree) for d in last)
+            return of_layers and _is_the_same(kind, varying)
     return _is_the_same(test, varying)
+
+
+def _is_result_of_layer(value: ast.expr, tree: ast.AST) -> bool:
+    """Whether a layer computes it that a loop is at, or that is in a container: its code says of what type it is."""
+    called = value.func if isinstance(value, ast.Call) else None
+    loops: Sequence[Any] = nodes_of(tree, ast.For, ast.AsyncFor) if isinstance(called, ast.Name) else ()
+    at = {node.id for loop in loops for node in nodes_of(loop.target, ast.Name)}
+    return isinstance(called, ast.Subscript) or isinstance(called, ast.Name) and called.id in at
 
 
 def _paired_value(name: str, binding: Binding) -> ast.expr:
@@ -124,11 +138,7 @@ def _is_never_none(value: ast.expr, tree: ast.AST) -> bool:
     """Whether an expression gives no None: an operator, a method of tensors, or a layer that a loop is at."""
     if isinstance(value, ast.IfExp):
         return all(_is_never_none(choice, tree) for choice in (value.body, value.orelse))
-    called = value.func if isinstance(value, ast.Call) else None
-    if isinstance(called, ast.Name):
-        loops = nodes_of(tree, ast.For, ast.AsyncFor)
-        return called.id in {n.id for loop in loops for n in nodes_of(loop.target, ast.Name)}  # type: ignore[attr-defined]
-    return isinstance(called, ast.Subscript) or is_never_none(value, bindings(tree).keys())
+    return _is_result_of_layer(value, tree) or is_never_none(value, bindings(tree).keys())
 
 
 def _is_the_same(test: ast.AST | None, varying: Collection[str]) -> bool:

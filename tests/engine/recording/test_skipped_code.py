@@ -59,3 +59,16 @@ def test_a_residual_stream_is_aligned() -> None:
     stem, relu, inner, total, norm, head = (node.output for node in graph.nodes)
     assert are_aligned([norm, stem, total], dataflow) and are_aligned([stem, relu], dataflow)
     assert not are_aligned([stem, inner], dataflow) and not are_aligned([stem, norm, head], dataflow)
+
+
+@pytest.mark.parametrize(("behind", "expected"), [("return y", {"y"}), ("return y, z", {"y", "z"})])
+def test_a_break_leaves_what_is_read_behind_the_loop(behind: str, expected: set[str]) -> None:
+    """No later round reads the rest."""
+    text = (
+        f"def forward(x, y):\n  z = y\n  for n in x:\n    z = f(z, n)\n    y = y + z\n    if n > y: break\n  {behind}"
+    )
+    tree: Any = ast.parse(text).body[0]
+    loop = tree.body[1]
+    condition = loop.body[-1]
+    branch = Branch(condition.body, condition.test, frozenset({4}), skipped=loop.body)
+    assert effects_of_skipping(branch, tree, FUNCTIONS).keys() == expected

@@ -87,3 +87,13 @@ def test_in_the_condition_of_a_branch_that_assigns() -> None:
 def test_what_is_never_none(code: str, never: bool) -> None:
     """Operators, displays and methods of tensors; a container's `add` returns nothing."""
     assert is_never_none(ast.parse(code, mode="eval").body, {"x", "y"}) is never
+
+
+def test_a_round_assigns_before_it_reads() -> None:
+    """What other rounds left there does not reach the expression."""
+    code = "def f(x, layers):\n  for layer in layers:\n    x = layer(x)\n    if x: x, y = x\n  return x"
+    tree: Any = ast.parse(code).body[0]
+    condition = tree.body[0].body[1]
+    reaching = definitions_before(tree, "x", condition.test)
+    assert reaching is not None and [ast.unparse(d.value) for d in reaching if d.value is not None] == ["layer(x)"]
+    assert definitions_before(tree, "x", tree.body[0].body[0].value.args[0]) is None

@@ -32,6 +32,16 @@ def _nothing(items: list[Any]) -> Any:
     return carry, other
 
 
+def _types(layers: list[Any], x: Any, kind: type) -> Any:
+    for layer in layers:
+        x = layer(x)
+        if isinstance(x, tuple):
+            x, _ = x
+        if isinstance(x, kind):
+            x = x.data
+    return x
+
+
 def _later(new: int, old: int, limit: int) -> int:
     return new if new >= limit else old
 
@@ -94,3 +104,10 @@ def test_what_is_none_before_the_first_round_alone() -> None:
     branches = repeatable(_branches(_nothing), False, False)
     first = _nothing.__code__.co_firstlineno
     assert {branch.line - first for branch in branches} == {4, 5}
+
+
+def test_what_layers_return_is_of_one_type_each() -> None:
+    """A test for it is the same in each round, unless it is for a type that differs, or of what else assigned it."""
+    branches = repeatable(_branches(_types), False, False)
+    first = _types.__code__.co_firstlineno
+    assert {branch.line - first for branch in branches} == {5, 6}
