@@ -29,6 +29,10 @@ __all__ = ["use_values_picked_by_numbers"]
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _PICKING_METHODS = frozenset({"get", "pop"})
 _CALLS_ON_FLAGS = frozenset(function.__name__ for function in (all, any, bool, int))
+_SELECTING_BY_FUNCTIONS = frozenset(
+    "accumulate dropwhile filter filterfalse groupby max min nlargest nsmallest reduce sort sorted takewhile".split()
+)
+_SELECTING_BY_NUMBERS = frozenset({"compress", "islice", "itemgetter"})
 _MOST_STEPS = 4
 """How many variables lie between an index and what it is computed from."""
 
@@ -119,15 +123,24 @@ def _has_computed_keys(container: ast.expr, tree: _Function) -> bool:
 
 
 def _selections(tree: _Function) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield the comprehensions that leave items out, each with a condition by which they do.
+    """Yield comprehensions that leave items out, and calls that select some, each with an expression that decides.
 
     Example:
-        >>> tree = ast.parse("def f(a, t): return next(x for x, end in a if t < end)").body[0]
-        >>> [ast.unparse(test) for _, test in _selections(tree)]
-        ['t < end']
+        >>> text = "def f(a, t, k): return next(x for x, e in a if t < e), max(a, key=lambda x: x < t), islice(a, k)"
+        >>> [ast.unparse(test) for _, test in _selections(ast.parse(text).body[0])]
+        ['t < e', 'x < t', 'k']
     """
     for node in nodes_of(tree, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp):
         yield from ((node, test) for generator in node.generators for test in generator.ifs)  # type: ignore[attr-defined]
+    for call in nodes_of(tree, ast.Call):
+        name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+        arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+        if name in _SELECTING_BY_FUNCTIONS:
+            yield from ((call, function.body) for function in arguments if isinstance(function, ast.Lambda))
+        elif name in _SELECTING_BY_NUMBERS:
+            yield from ((call, number) for number in (call.args if name == "itemgetter" else call.args[1:]))
+        elif name in ("setattr", "delattr") and len(call.args) > 1 and not isinstance(call.args[1], ast.Constant):
+            yield call, call.args[1]
 
 
 def _indices(tree: _Function) -> dict[str, int]:

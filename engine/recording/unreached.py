@@ -202,7 +202,11 @@ class _UntakenBranches:
             self._touch(values, Effect.USES, branch)
 
     def _leave_out(self, branch: UntakenBranch) -> None:
-        """Let variables hold what they did before code that always ran."""
+        """Let variables hold what they did before code that always ran, or ran in some rounds."""
+        if branch.has_run and branch.branch.skips_results:  # what is first, or last, is another one then
+            self._note(self.notes.left_out, branch)
+            reason = f"may be handed on by {branch.code.co_name} in other rounds"
+            use_values_around_code(branch.code, self._runs.modules, self._dataflow, self._assumptions, reason)
         for name, effect in branch.effects_of_skipping().items():
             values = branch.values_of(name, self._runs.stored)
             if effect is Effect.USES and are_aligned(values, self._dataflow):

@@ -99,7 +99,7 @@ class Branch:
     @functools.cached_property
     def noted(self) -> frozenset[str]:
         """Variables that it reads, that decide whether it runs, or that keep what they hold where it does."""
-        return self.names | self.tested | self._left_alone
+        return frozenset({*self.names, *self.tested, *self.skipped_bindings})
 
     @functools.cached_property
     def targets(self) -> frozenset[str]:
@@ -113,14 +113,15 @@ class Branch:
         return bindings(ast.Module([*self.nodes], []))  # type: ignore[list-item]
 
     @functools.cached_property
-    def _left_alone(self) -> frozenset[str]:
-        """Variables that what is skipped assigns."""
-        return frozenset(self.skipped_bindings)
-
-    @functools.cached_property
     def skipped_bindings(self) -> Mapping[str, tuple[Binding, ...]]:
         """What the statements that it skips assign, by variable."""
         return bindings(ast.Module([*self.skipped], []))
+
+    @functools.cached_property
+    def skips_results(self) -> bool:
+        """Whether what it skips hands something on otherwise than in a variable: it yields it, or sets an attribute."""
+        yields = any(nodes_of(statement, ast.Yield, ast.YieldFrom) for statement in self.skipped)
+        return yields or any("." in name for name in self.skipped_bindings)
 
     @functools.cached_property
     def _statement_targets(self) -> frozenset[str]:
@@ -130,7 +131,7 @@ class Branch:
     @functools.cached_property
     def assigned(self) -> frozenset[str]:
         """Variables that hold something else where it runs."""
-        bound = self._bindings.keys() | self._statement_targets | self._left_alone
+        bound = self._bindings.keys() | self._statement_targets | self.skipped_bindings.keys()
         return frozenset(name for name in bound if "." not in name) | self.targets
 
     def values_of(self, name: str) -> list[ast.expr]:
@@ -158,7 +159,7 @@ class Branch:
         if any(isinstance(node, ast.Raise) for node in self.nodes):
             return True
         if self.skipped:
-            return not self.assigned
+            return not (self.assigned or self.skips_results)
         if self.is_condition:
             return not self.assigned
         return all(map(only_reports, self.nodes))

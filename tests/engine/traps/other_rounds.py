@@ -5,7 +5,9 @@ Another argument, a setting, a buffer or a size lets it hold in other rounds, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.recording import attribute_choices, picked_items
+from engine.source.branches import Branch
 from engine.source.coverage import FunctionCoverage
 from tests.engine.traps.entering import called, noise
 from tests.engine.traps.trap import Ablation, Trap
@@ -149,6 +152,89 @@ class _Next(_Levels):
             x = layer(x)
             levels.append(x)
         return self.head(next(f for f, end in zip(levels, (200, 400, 700, 9999), strict=True) if t < end))  # type: ignore[no-any-return]
+
+
+class _Yielded(_Levels):
+    def features(self, x: Tensor, t: int) -> Iterator[Tensor]:
+        """Yield the features from a step on."""
+        for i, layer in enumerate(self.layers):
+            x = layer(x)
+            if t < 250 * (i + 1):
+                yield x
+
+    def forward(self, x: Tensor, t: int = 500) -> Any:
+        first, *rest = self.features(x, t)
+        return self.outputs(rest[-1] if rest else first, first)
+
+
+class _Attribute(_Levels):
+    def forward(self, x: Tensor, t: int = 500) -> Any:
+        for i, layer in enumerate(self.layers):
+            x = layer(x)
+            if t >= 250 * i:
+                self.selected = x
+        selected = self.selected
+        del self.selected
+        return self.outputs(x, selected)
+
+
+class _NamedAttribute(_Levels):
+    def forward(self, x: Tensor, t: int = 500) -> Any:
+        self.early = x
+        for i, layer in enumerate(self.layers):
+            x = layer(x)
+            setattr(self, "early" if t >= 250 * i else "late", x)
+        selected = self.early
+        self.early = self.late = None
+        return self.outputs(x, selected)
+
+
+class _Selecting(_Levels):
+    def levels(self, x: Tensor) -> list[Tensor]:
+        """Return the features of all layers."""
+        levels = []
+        for layer in self.layers:
+            x = layer(x)
+            levels.append(x)
+        return levels
+
+
+class _Filtered(_Selecting):
+    def forward(self, x: Tensor, t: int = 500) -> Any:
+        levels = self.levels(x)
+        return self.outputs(levels[-1], list(filter(lambda pair: t >= 250 * pair[0], enumerate(levels)))[-1][1])
+
+
+class _Taken(_Selecting):
+    def forward(self, x: Tensor, t: int = 500) -> Any:
+        levels = self.levels(x)
+        pairs = list(itertools.takewhile(lambda pair: t >= 250 * pair[0], enumerate(levels)))
+        return self.outputs(levels[-1], pairs[-1][1])
+
+
+class _Reduced(_Selecting):
+    def forward(self, x: Tensor, t: int = 500) -> Any:
+        first, *later = enumerate(self.levels(x))
+        selected = functools.reduce(lambda old, pair: pair if t >= 250 * pair[0] else old, later, first)
+        return self.outputs(later[-1][1], selected[1])
+
+
+class _NearestItem(_Selecting):
+    def forward(self, x: Tensor, t: int = 500) -> Any:
+        levels = self.levels(x)
+        return self.outputs(levels[-1], min(enumerate(levels), key=lambda pair: abs(250 * pair[0] - t))[1])
+
+
+class _Sorted(_Selecting):
+    def forward(self, x: Tensor, t: int = 500) -> Any:
+        levels = self.levels(x)
+        return self.outputs(levels[-1], sorted(enumerate(levels), key=lambda pair: abs(250 * pair[0] - t))[0][1])
+
+
+class _Sliced(_Selecting):
+    def forward(self, x: Tensor, t: int = 500) -> Any:
+        levels = self.levels(x)
+        return self.outputs(levels[-1], next(itertools.islice(levels, t // 250, None)))
 
 
 # ---------------------------------------------------------------- by a setting
@@ -393,6 +479,15 @@ TRAPS = [
     _option("features under a key that a loop computes", "features[f'layer{i}']", _Key, *NAMES),
     _option("residuals by a schedule", "x = y if t > th else x + y", _Residuals, 1, 4, 9),
     _option("rounds by a strength", "diffusers: timesteps[int(n * strength):]", _Strength, 0.1, 0.4, 1.0),
+    _option("features that a generator yields from a step on", "yield x", _Yielded, 0, 260, 800),
+    _option("an attribute that rounds set", "self.features = x", _Attribute, 0, 300, 900),
+    _option("attributes by names that rounds choose", "setattr(self, name, x)", _NamedAttribute, 300, 600, 900),
+    _option("filtered items", "filter(…)", _Filtered, 0, 300, 900),
+    _option("items up to a threshold", "itertools.takewhile", _Taken, 0, 300, 900),
+    _option("an item by a reduction", "functools.reduce", _Reduced, 0, 300, 900),
+    _option("the nearest item", "min(levels, key=…)", _NearestItem, 0, 300, 900),
+    _option("the first of sorted items", "sorted(levels, key=…)", _Sorted, 0, 300, 900),
+    _option("a slice of an iterator", "itertools.islice", _Sliced, 0, 300, 900),
     _option("the first item under a threshold", "next(f for f, end in … if t < end)", _Next, 100, 300, 900),
     _setting("rounds by flags of objects", CHOSEN, _Objects),
     _setting("rounds by a dictionary of dictionaries", CHOSEN, _Dictionaries),
@@ -415,6 +510,11 @@ def _rounds_are_alike(patch: pytest.MonkeyPatch) -> None:
 
 ABLATIONS = [
     Ablation("what ran in some rounds may run in others", _rounds_are_alike, "rounds up to a threshold"),
+    Ablation(
+        "a generator may yield other items first",
+        lambda patch: patch.setattr(Branch, "skips_results", False),
+        "features that a generator yields from a step on",
+    ),
     Ablation(
         "comprehensions may leave other items out",
         lambda patch: patch.setattr(picked_items, "_selections", lambda tree: iter(())),

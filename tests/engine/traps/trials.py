@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -115,7 +114,7 @@ class _Gotten(_Listed):
     """The same, picked in a way that no subscript shows."""
 
     def forward(self, x: Tensor) -> Tensor:
-        function = operator.itemgetter(x.shape[2] % 2)((torch.relu, self.turned))
+        function = (torch.relu, self.turned).__getitem__(x.shape[2] % 2)
         return self.head(function(self.stem(x).relu()))  # type: ignore[no-any-return]
 
 
@@ -142,7 +141,7 @@ class _GottenStrip(_Strip):
 
     def forward(self, x: Tensor) -> Tensor:
         height, width = "x".join(map(str, x.shape[-2:])).split("x")
-        way = operator.itemgetter(height == width)((self.wide, torch.relu))
+        way = (self.wide, torch.relu).__getitem__(height == width)
         return self.head(way(self.stem(x).relu()))  # type: ignore[no-any-return]
 
 
@@ -189,14 +188,14 @@ TRAPS = [
         refused=_REFUSED,
     ),
     _trap(
-        "a function that an item getter picks for odd sizes",
+        "a function out of a list, by its method, for odd sizes",
         "padding modes by parity, StyleGAN's resampling",
         _Gotten,
         _PICTURES,
         refused=_REFUSED,
     ),
     _trap("no squares", "buckets of aspect ratios, SDXL", _Strip, _PICTURES, refused=_REFUSED),
-    _trap("no squares, by an item getter", "buckets of aspect ratios", _GottenStrip, _PICTURES, refused=_REFUSED),
+    _trap("no squares, by a method of a list", "buckets of aspect ratios", _GottenStrip, _PICTURES, refused=_REFUSED),
     _trap(
         "a layer per bucket of tokens",
         "length buckets, tensor2tensor",
@@ -232,7 +231,7 @@ def _all_sides_alike(patch: pytest.MonkeyPatch) -> None:
 
 
 ABLATIONS = [
-    Ablation("trials of other sizes", _no_other_sizes, "a function that an item getter picks for odd sizes"),
-    Ablation("trials of odd sizes", _no_odd_sizes, "a function that an item getter picks for odd sizes"),
-    Ablation("trials of each side by itself", _all_sides_alike, "no squares, by an item getter"),
+    Ablation("trials of other sizes", _no_other_sizes, "a function out of a list, by its method, for odd sizes"),
+    Ablation("trials of odd sizes", _no_odd_sizes, "a function out of a list, by its method, for odd sizes"),
+    Ablation("trials of each side by itself", _all_sides_alike, "no squares, by a method of a list"),
 ]
