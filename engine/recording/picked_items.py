@@ -68,7 +68,7 @@ def use_values_picked_by_numbers(
                 continue
             if sources.may_be_set(number) and not sources.are_options_alone(pick):
                 reason = f"could be picked in {code.co_name} by {ast.unparse(number)}, which may be another number"
-                use_values_around_code(code, runs.modules, dataflow, assumptions, reason)
+                use_values_around_code(code, runs.modules, dataflow, assumptions, reason, runs.coverage.called)
                 break
 
 

@@ -5,7 +5,7 @@ Where code may do something else with them that no analysis follows, all of them
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import CodeType
 
 from torch import nn
@@ -14,12 +14,18 @@ from engine.program.graph import Node, Value
 from engine.recording.assumptions import Assumptions
 from engine.recording.dataflow import Dataflow, is_inside
 from engine.recording.model_code import codes_of
+from engine.source.names_used import names_in
 
 __all__ = ["is_own_op", "use_values_around_code", "values_around"]
 
 
 def use_values_around_code(
-    code: CodeType, modules: Mapping[str, nn.Module], dataflow: Dataflow, assumptions: Assumptions, reason: str
+    code: CodeType,
+    modules: Mapping[str, nn.Module],
+    dataflow: Dataflow,
+    assumptions: Assumptions,
+    reason: str,
+    called: Collection[CodeType] = (),
 ) -> None:
     """Count as used the values around all modules that a function may run for.
 
@@ -29,11 +35,26 @@ def use_values_around_code(
         dataflow: of the recorded ops.
         assumptions: is extended.
         reason: a verb phrase about a value, for the user.
+        called: code of the functions that ran; where it runs no op and is no method, it runs for those of its callers.
     """
-    owners = {_owner(modules, node) for node in dataflow.nodes if node.site is not None and node.site.code is code}
-    owners |= {name for name, module in modules.items() if code in codes_of(type(module))}  # type: ignore[arg-type]
-    for owner in owners:
+    for owner in _owners(code, modules, dataflow, called):
         assumptions.use(values_around(owner, modules, dataflow), reason)
+
+
+def _owners(
+    code: CodeType, modules: Mapping[str, nn.Module], dataflow: Dataflow, called: Collection[CodeType]
+) -> set[str]:
+    """Return the modules that a function may run for; functions that mention its name may call it."""
+    owners, waiting, seen = set[str](), [code], {code}
+    while waiting:
+        one = waiting.pop()
+        own = {_owner(modules, n) for n in dataflow.nodes if n.site is not None and n.site.code is one}
+        own |= {name for name, module in modules.items() if one in codes_of(type(module))}  # type: ignore[arg-type]
+        callers = [c for c in called if not own and c not in seen and one.co_name in names_in(c)]
+        owners |= own
+        seen.update(callers)
+        waiting += callers
+    return owners
 
 
 def is_own_op(modules: Mapping[str, nn.Module], node: Node) -> bool:

@@ -82,3 +82,35 @@ def test_what_passes_between_parts_of_a_container() -> None:
         dataflow, modules = Dataflow(graph.nodes, graph.values, FUNCTIONS), dict(net.named_modules())
         shapes = {value.shape for value in values_around(name, modules, dataflow)}
         assert shapes == {(1, 2), (1, 3), (1, 5), (1, 6)}
+
+
+def _picked(items: list[Tensor], k: int) -> Tensor:
+    return items[k]
+
+
+def _passed(items: list[Tensor], k: int) -> Tensor:
+    return _picked(items, k + 1)
+
+
+class Picking(nn.Module):
+    """Computes features of which another function picks some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(2, 3), nn.Linear(3, 4)
+
+    def forward(self, x: Tensor, k: int = 0) -> Tensor:
+        """Return features."""
+        return _passed([self.head(self.layer(x))], k - 1)
+
+
+def test_a_function_without_ops_runs_for_the_modules_of_its_callers() -> None:
+    """By the names that these mention."""
+    net = nn.Sequential(nn.Linear(2, 2), Picking())
+    graph = engine.trace(net, torch.zeros(1, 2))
+    dataflow, modules = Dataflow(graph.nodes, graph.values, FUNCTIONS), dict(net.named_modules())
+    code, called = _picked.__code__, [f.__code__ for f in (Picking.forward, _passed, _picked)]
+    for functions, shapes in ((called, {(1, 2), (1, 3), (1, 4)}), ([], set())):
+        assumptions = Assumptions()
+        use_values_around_code(code, modules, dataflow, assumptions, "is used", functions)
+        assert {value.shape for value, _ in assumptions.used.values()} == shapes

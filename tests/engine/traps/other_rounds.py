@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.recording import attribute_choices, picked_items
+from engine.recording import attribute_choices, picked_items, surroundings
 from engine.source.branches import Branch
 from engine.source.coverage import FunctionCoverage
 from tests.engine.traps.entering import called, noise
@@ -235,6 +235,16 @@ class _Sliced(_Selecting):
     def forward(self, x: Tensor, t: int = 500) -> Any:
         levels = self.levels(x)
         return self.outputs(levels[-1], next(itertools.islice(levels, t // 250, None)))
+
+
+def _at_step(levels: list[Tensor], t: int) -> Tensor:
+    return levels[t // 250]
+
+
+class _Passed(_Selecting):
+    def forward(self, x: Tensor, t: int = 500) -> Any:
+        levels = self.levels(x)
+        return self.outputs(levels[-1], _at_step(levels, t))
 
 
 # ---------------------------------------------------------------- by a setting
@@ -488,6 +498,7 @@ TRAPS = [
     _option("the nearest item", "min(levels, key=…)", _NearestItem, 0, 300, 900),
     _option("the first of sorted items", "sorted(levels, key=…)", _Sorted, 0, 300, 900),
     _option("a slice of an iterator", "itertools.islice", _Sliced, 0, 300, 900),
+    _option("an item that a function without ops picks", "select(levels, t)", _Passed, 0, 300, 900),
     _option("the first item under a threshold", "next(f for f, end in … if t < end)", _Next, 100, 300, 900),
     _setting("rounds by flags of objects", CHOSEN, _Objects),
     _setting("rounds by a dictionary of dictionaries", CHOSEN, _Dictionaries),
@@ -514,6 +525,11 @@ ABLATIONS = [
         "a generator may yield other items first",
         lambda patch: patch.setattr(Branch, "skips_results", False),
         "features that a generator yields from a step on",
+    ),
+    Ablation(
+        "a function without ops picks from what its callers compute",
+        lambda patch: patch.setattr(surroundings, "names_in", lambda code: frozenset()),
+        "an item that a function without ops picks",
     ),
     Ablation(
         "comprehensions may leave other items out",
