@@ -139,8 +139,6 @@ def _selections(tree: _Function) -> Iterator[tuple[ast.expr, ast.expr]]:
             yield from ((call, function.body) for function in arguments if isinstance(function, ast.Lambda))
         elif name in _SELECTING_BY_NUMBERS:
             yield from ((call, number) for number in (call.args if name == "itemgetter" else call.args[1:]))
-        elif name in ("setattr", "delattr") and len(call.args) > 1 and not isinstance(call.args[1], ast.Constant):
-            yield call, call.args[1]
 
 
 def _indices(tree: _Function) -> dict[str, int]:

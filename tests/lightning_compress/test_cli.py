@@ -30,7 +30,7 @@ VALUES: dict[str, list[dict[str, Any]]] = {
             "frequency": 2, "layers": "wide", "exclude": "stem", "model": "net", "example_input": [1, 3, 8, 8],
             "seed": 3, "scope": "isomorphic", "target": "macs", "normalize": "max", "max_amount": 0.9, "round_to": 2,
             "minimum": 2, "gather_every": 1, "widths": {"wide": [4, 8]}, "attention": "dimensions",
-            "samples": 64, "uniform": True,
+            "samples": 64, "constants": "embed", "uniform": True,
         },
         {
             "criterion": ["l1", "taylor"], "amount": {"wide": 0.3, "*": 0.5}, "schedule": [0.5, 1.0],

@@ -178,17 +178,6 @@ class _Attribute(_Levels):
         return self.outputs(x, selected)
 
 
-class _NamedAttribute(_Levels):
-    def forward(self, x: Tensor, t: int = 500) -> Any:
-        self.early = x
-        for i, layer in enumerate(self.layers):
-            x = layer(x)
-            setattr(self, "early" if t >= 250 * i else "late", x)
-        selected = self.early
-        self.early = self.late = None
-        return self.outputs(x, selected)
-
-
 class _Selecting(_Levels):
     def levels(self, x: Tensor) -> list[Tensor]:
         """Return the features of all layers."""
@@ -491,7 +480,6 @@ TRAPS = [
     _option("rounds by a strength", "diffusers: timesteps[int(n * strength):]", _Strength, 0.1, 0.4, 1.0),
     _option("features that a generator yields from a step on", "yield x", _Yielded, 0, 260, 800),
     _option("an attribute that rounds set", "self.features = x", _Attribute, 0, 300, 900),
-    _option("attributes by names that rounds choose", "setattr(self, name, x)", _NamedAttribute, 300, 600, 900),
     _option("filtered items", "filter(…)", _Filtered, 0, 300, 900),
     _option("items up to a threshold", "itertools.takewhile", _Taken, 0, 300, 900),
     _option("an item by a reduction", "functools.reduce", _Reduced, 0, 300, 900),
