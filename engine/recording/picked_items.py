@@ -99,7 +99,12 @@ def _picks(tree: _Function) -> Iterator[tuple[ast.expr, ast.expr]]:
             case _:
                 continue
         for number in (n for n in numbers if n is not None):
-            if _is_computed(number, tree) or isinstance(node, ast.Subscript) and _has_computed_keys(node.value, tree):
+            if (
+                _is_computed(number, tree)
+                or isinstance(node, ast.Subscript)
+                and isinstance(node.ctx, ast.Load)
+                and _has_computed_keys(node.value, tree)
+            ):
                 yield node, number
 
 
