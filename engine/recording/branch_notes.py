@@ -1,4 +1,4 @@
-"""Notes on branches that no recording took: where they are, what they keep, and what a user can do about it."""
+"""Notes on branches that no recording, or not every round, took: where they are, and what to do about it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _ADVICE = "Pass an example, or an entry, that runs it."
 
 
 class BranchNotes:
-    """Places of branches that no recording took, in the order of the analysis.
+    """Places of branches that no recording, or not every round, took, in the order of the analysis.
 
     Attributes:
         read: places of branches whose inputs keep all channels.
-        left_out: places of conditions that held in all recordings, both of whose sides keep all channels.
+        left_out: places of conditions that held in all recordings, or in some rounds, both of whose sides keep all.
         not_analyzed: places of branches that do what is not analyzed.
         options: arguments that such conditions test, and that `constants` could declare.
 
@@ -41,12 +41,13 @@ class BranchNotes:
         if self.read:
             places = listed(map(shown_place, self.read))
             messages.append(
-                f"Code that did not run, or not in all rounds, whose inputs keep all channels: {places}. {_ADVICE}"
+                f"Code that did not run, or only in some rounds, whose inputs keep all channels: {places}. {_ADVICE}"
             )
         if self.left_out:
             places = listed(map(shown_place, self.left_out))
             messages.append(
-                f"Conditions that held in all recordings; both of their sides keep all channels: {places}. {_ADVICE}"
+                f"Conditions that may not hold, or in other rounds; both of their sides keep all channels: {places}. "
+                f"{_ADVICE}"
             )
         if self.options and (self.read or self.left_out):
             messages.append(

@@ -245,7 +245,7 @@ class _UntakenBranches:
 
     def _touch(self, values: Iterable[Value], effect: Effect, branch: UntakenBranch) -> None:
         if effect is Effect.USES:
-            where = "which ran in some rounds, or calls, alone" if branch.has_run else "which did not run"
+            where = "which ran only in some rounds or calls" if branch.has_run else "which did not run"
             reason = f"could be read by the code at {shown_place(branch.place)}, {where}"
             self._assumptions.use(values, reason)
         else:

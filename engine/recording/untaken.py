@@ -23,6 +23,7 @@ from engine.recording.skipped_code import effects_of_skipping, is_in_loop
 from engine.source.bindings import bindings
 from engine.source.branches import RESULT, Branch
 from engine.source.conditions import Conditions
+from engine.source.control_flow import tests_in
 from engine.source.coverage import FunctionCoverage
 from engine.source.effects import Effect, Functions, effect_on, effects, names_read, names_read_only_by, nodes_read
 from engine.source.instructions import arguments_of
@@ -81,10 +82,7 @@ class UntakenBranch:
 
     def tests(self) -> list[ast.expr]:
         """Return the conditions that decide whether it runs."""
-        test = self.branch.test
-        if isinstance(test, ast.expr):
-            return [test]
-        return [] if test is None else [n.test for n in ast.walk(test) if isinstance(n, (ast.If, ast.IfExp))]
+        return tests_in(self.branch.test)
 
     def is_fixed(
         self,

@@ -64,6 +64,18 @@ _CHOICES: dict[type, Callable[[Any], Iterable[Choice]]] = {
 }
 
 
+def tests_in(decision: ast.AST | None) -> list[ast.expr]:
+    """Return the conditions that decide whether code runs: an expression, or those in a statement that may leave.
+
+    Example:
+        >>> [ast.unparse(test) for test in tests_in(ast.parse("if a:\\n    if b: return").body[0])]
+        ['a', 'b']
+    """
+    if isinstance(decision, ast.expr):
+        return [decision]
+    return [] if decision is None else [n.test for n in ast.walk(decision) if isinstance(n, (ast.If, ast.IfExp))]
+
+
 def conditional_parts(node: ast.AST) -> Iterator[Choice]:
     """Yield the parts of a statement or expression that need not run, each after the condition that decides.
 

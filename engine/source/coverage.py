@@ -88,7 +88,8 @@ class FunctionCoverage:
     def repeated(self) -> list[Branch]:
         """Return the branches that ran in some rounds of a loop, or calls of a run, and not in others."""
         branches = repeatable(self.function, self.calls > 1, self.is_method)
-        return [b for b in self.function.branches if b in branches and b in self.seen and b not in self.pending()]
+        ran = (b for b in self.function.branches if not self.ran.isdisjoint(b.offsets))
+        return [b for b in ran if b in branches and b in self.seen]
 
 
 class CoverageTracer:

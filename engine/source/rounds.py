@@ -13,10 +13,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from engine.source.anonymous import is_anonymous
-from engine.source.bindings import Binding, bindings, bound_value, path_of
+from engine.source.bindings import bindings, bound_value, path_of
 from engine.source.branches import RESULT, Branch, FunctionBranches
 from engine.source.conditions import ALWAYS_FALSE
-from engine.source.control_flow import controls
+from engine.source.control_flow import controls, tests_in
 from engine.source.instructions import arguments_of
 from engine.source.paths_read import PartsRead, parts_read, state_read
 from engine.source.reaching import definitions_before, is_never_none
@@ -81,7 +81,7 @@ def repeatable(function: FunctionBranches, by_calls: bool, is_method: bool) -> f
         if id(branch.test) not in of_loops
         and not branch.is_interrupted
         and (by_calls or (branch.skipped or branch.nodes)[0] in inside)
-        and not all(map(alike, _tests(branch.test)))
+        and not (tests_in(branch.test) and all(map(alike, tests_in(branch.test))))
     )
 
 
@@ -89,19 +89,13 @@ def _targets(loop: ast.For | ast.AsyncFor | ast.While) -> Sequence[ast.AST]:
     return () if isinstance(loop, ast.While) else (loop.target,)
 
 
-def _tests(test: ast.AST | None) -> Sequence[ast.AST | None]:
-    """Return the conditions of a statement that may leave a block; an expression is one itself."""
-    own = [node.test for node in ast.walk(test) if isinstance(node, ast.If)] if isinstance(test, ast.If) else []
-    return own or [test]
-
-
 def _is_alike(
-    test: ast.AST | None, tree: ast.FunctionDef | ast.AsyncFunctionDef, varying: Collection[str], of_loops: Set[int]
+    test: ast.expr, tree: ast.FunctionDef | ast.AsyncFunctionDef, varying: Collection[str], of_loops: Set[int]
 ) -> bool:
     """Whether a condition comes out in each round as it did in the recordings: alike in all, or by what they assign."""
     if isinstance(test, ast.Compare) and isinstance(test.left, ast.Name) and compares_with_none(test):
         own = bindings(tree).get(test.left.id, ())
-        values = [_paired_value(test.left.id, binding) for binding in own]
+        values = [bound_value(test.left.id, binding) for binding in own]
         conditions = {c for binding in own for c in controls(tree).get(binding.node, ()) if id(c) not in of_loops}
         if own and all(_is_none(value) or _is_never_none(value, tree) for value in values):
             return all(_is_the_same(condition, varying) for condition in conditions - {test})
@@ -120,14 +114,6 @@ def _is_result_of_layer(value: ast.expr, tree: ast.AST) -> bool:
     loops: Sequence[Any] = nodes_of(tree, ast.For, ast.AsyncFor) if isinstance(called, ast.Name) else ()
     at = {node.id for loop in loops for node in nodes_of(loop.target, ast.Name)}
     return isinstance(called, ast.Subscript) or isinstance(called, ast.Name) and called.id in at
-
-
-def _paired_value(name: str, binding: Binding) -> ast.expr:
-    """Return what a binding gives a variable, also where it gives others something (``a, b = None, 1``)."""
-    match binding.node:
-        case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)) if len(names) == len(values):
-            return next((v for n, v in zip(names, values, strict=True) if path_of(n) == name), binding.value)
-    return bound_value(name, binding)
 
 
 def _is_none(value: ast.expr) -> bool:

@@ -125,7 +125,9 @@ class CompressionCallback(Callback):
         """
         callbacks = [c for c in trainer.callbacks if isinstance(c, CompressionCallback)]  # type: ignore[attr-defined]
         kinds = list(dict.fromkeys(kind for callback in callbacks for kind in callback.steps()))
-        constants = sorted({name for c in callbacks if c.model == self.model for name in c.constants})
+        path = self.target(pl_module)[0]
+        alike = [callback for callback in callbacks if callback.constants and callback.target(pl_module)[0] == path]
+        constants = sorted({name for callback in alike for name in callback.constants})
         with self.planning(trainer, pl_module) as (model, example):
             kinds = [kind for kind in kinds if training or kind != TRAINING]
             entries = step_entries(trainer, pl_module, kinds)

@@ -113,9 +113,10 @@ class _OnDemand(Wrapped):
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_what_one_callback_declares_holds_for_all(tmp_path: Path, first: bool) -> None:
-    """Of those on the same model: all analyse one program."""
-    declared, plain = {"constants": "embed"}, dict[str, str]()
+@pytest.mark.parametrize("path", [None, "net"])
+def test_what_one_callback_declares_holds_for_all(tmp_path: Path, path: str | None, first: bool) -> None:
+    """Of those on the same model, whether they name it or find it: all analyse one program."""
+    declared, plain = {"constants": "embed", "model": path}, dict[str, str]()
     pruning = ChannelPruning(amount=0.5, **(declared if first else plain))
     compaction = ModelCompaction(on_failure="raise", **(plain if first else declared))
     module = seeded(_OnDemand)
