@@ -11,7 +11,7 @@ from torch import nn
 
 from engine.program.trees import tensors_in
 from engine.recording.model_code import code_of, functions_of, module_namespaces
-from engine.source.argument_flow import Choices, passed_arguments
+from engine.source.argument_flow import Choices, PassedArguments, passed_arguments
 from engine.source.sized_places import has_place
 
 __all__ = ["ForwardArguments", "functions_that_choose"]
@@ -54,6 +54,8 @@ class ForwardArguments:
             Choices(functions_that_choose(model, lambda code: has_place(code, sized)), sized) if sized else None,
         )
         self.code = code_of(type(model).forward)
+        self._omitted = {name for name in _omitted(model, args, kwargs) if not declared(name)}
+        self._omitted_elsewhere = passed_arguments(model, self._omitted) if self._omitted else PassedArguments()
 
     def options_of(self, code: CodeType) -> Collection[str]:
         """Return the arguments of a function that the example gives no tensor: those of forward, or what follows them.
@@ -62,6 +64,14 @@ class ForwardArguments:
             code: of the function.
         """
         return self._options if code is self.code else self._passed.by_code.get(code, frozenset())
+
+    def omitted_in(self, code: CodeType) -> Collection[str]:
+        """Return the arguments of a function that are None or empty in the example, and something in other calls.
+
+        Args:
+            code: of the function.
+        """
+        return self._omitted if code is self.code else self._omitted_elsewhere.by_code.get(code, frozenset())
 
     def that_vary_in(self, code: CodeType, module: nn.Module | None = None) -> set[str]:
         """Return the names of forward's arguments, and those under which a function receives some of them.
@@ -85,6 +95,23 @@ def _names_and_options(model: nn.Module, args: Any, kwargs: Any) -> tuple[set[st
         return set(), set()
     names = set(signature.parameters)
     return names, names - {name for name, value in bound.items() if any(True for _ in tensors_in(value))}
+
+
+def _omitted(model: nn.Module, args: Any, kwargs: Any) -> set[str]:
+    """Return the arguments of forward that are None or empty in an example, in their items as well."""
+    try:
+        signature = inspect.signature(model.forward)
+        bound = signature.bind(*args, **kwargs)
+    except (TypeError, ValueError):
+        return set()
+    bound.apply_defaults()
+    return {name for name, value in bound.arguments.items() if _is_empty(value) and value not in ([], ())}
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether a value is None, or a container without anything else; lists without items are recorded with some."""
+    items = value.values() if isinstance(value, dict) else value
+    return value is None or type(value) in (tuple, list, dict, set) and all(map(_is_empty, items))
 
 
 def functions_that_choose(model: nn.Module, chooses: Callable[[CodeType], bool]) -> Sequence[FunctionType | MethodType]:

@@ -10,6 +10,7 @@ import ast
 import builtins
 import inspect
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from types import CodeType, FunctionType
 
@@ -33,6 +34,11 @@ _SELECTING_BY_FUNCTIONS = frozenset(
     "accumulate dropwhile filter filterfalse groupby max min nlargest nsmallest reduce sort sorted takewhile".split()
 )
 _SELECTING_BY_NUMBERS = frozenset({"compress", "islice", "itemgetter"})
+_EVEN = frozenset(
+    f.__name__ for f in (abs, float, int, len, max, min, range, sum, zip, math.ceil, math.floor, math.prod)
+)
+"""Functions of sizes that do not grow by other steps than these."""
+
 _MOST_STEPS = 4
 """How many variables lie between an index and what it is computed from."""
 
@@ -55,13 +61,18 @@ def use_values_picked_by_numbers(
     """
     of_tensors = {(node.site.code, node.site.end) for node in dataflow.nodes if node.site is not None}
     trees = {code: tree for code in runs.coverage.called if isinstance(tree := syntax_of(code), _Function)}
+    places = {guard.place for guard in runs.guards if guard.expr.symbol == "=="}
+    later = {name for _, name in runs.set_later}
     indices: dict[str, dict[str, int]] = {}
     for tree in trees.values():
         indices.setdefault(tree.name, {}).update(_indices(tree))  # several methods may have one name
     for code, tree in trees.items():
         coverages = [c for c in runs.coverage.functions.values() if c.function.code is code]
-        sources = _Sources(tree, code, options(code), mutability)
-        for pick, number in itertools.chain(_picks(tree), _passed_indices(tree, indices), _selections(tree)):
+        lengths = {line for file, _, line in (place.rpartition(":") for place in places) if file == code.co_filename}
+        sources = _Sources(tree, code, options(code), mutability, lengths, later)
+        for pick, number in itertools.chain(
+            _picks(tree), _passed_indices(tree, indices), _selections(tree), _rounds(tree)
+        ):
             if (code, (pick.end_lineno, pick.end_col_offset)) in of_tensors:  # the op receives the number
                 continue
             if coverages and not any(c.function.ran(pick, c.ran) for c in coverages):
@@ -146,6 +157,33 @@ def _selections(tree: _Function) -> Iterator[tuple[ast.expr, ast.expr]]:
             yield from ((call, number) for number in (call.args if name == "itemgetter" else call.args[1:]))
 
 
+def _rounds(tree: _Function) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield the ends of counts that code computes by a function, or by a power, each with itself.
+
+    Runs at other sizes go on to other rounds where the end is a quotient; a logarithm takes sizes that none has.
+
+    Example:
+        >>> text = "def f(x, n):\\n  k = int(log2(n))\\n  return [range(k), range(n // 2), range(round(n ** 0.5))]"
+        >>> [ast.unparse(end) for end, _ in _rounds(ast.parse(text).body[0])]
+        ['k', 'round(n ** 0.5)']
+    """
+    for call in nodes_of(tree, ast.Call):
+        for end in call.args if getattr(call.func, "id", "") == "range" else ():
+            values = [end]
+            if isinstance(end, ast.Name):
+                values += [b.value for b in bindings(tree).get(end.id, ()) if b.value is not None]
+            if any(map(_is_uneven, values)):
+                yield end, end
+
+
+def _is_uneven(value: ast.expr) -> bool:
+    """Whether a number grows by other steps than the sizes in it."""
+    called = [getattr(call.func, "attr", getattr(call.func, "id", "")) for call in nodes_of(value, ast.Call)]
+    return any(name not in _EVEN | {"size"} for name in called) or any(
+        isinstance(n.op, ast.Pow) for n in nodes_of(value, ast.BinOp)
+    )
+
+
 def _indices(tree: _Function) -> dict[str, int]:
     """Return the arguments by which a function picks items as they are, each with its position.
 
@@ -225,10 +263,21 @@ class _Sources:
         code: of the function.
         options: its arguments that other calls may pass otherwise.
         mutability: of the model's attributes.
+        lengths: lines on which code asks for the length of a tensor.
+        later: names of attributes of modules that code sets later.
     """
 
-    def __init__(self, tree: _Function, code: CodeType, options: Collection[str], mutability: Mutability) -> None:
+    def __init__(
+        self,
+        tree: _Function,
+        code: CodeType,
+        options: Collection[str],
+        mutability: Mutability,
+        lengths: Collection[str],
+        later: Collection[str],
+    ) -> None:
         self._tree, self._options, self._mutability = tree, options, mutability
+        self._lengths, self._later = lengths, later
         self._owners = mutability.owners_of(code)
         self._self = code.co_varnames[0] if self._owners else None
 
@@ -244,13 +293,24 @@ class _Sources:
         if not all(map(self._never_changed, self._paths(expr))):
             return True
         names = {node.id for node in nodes_of(expr, ast.Name)} - {self._self}
-        if any(map(_is_size, nodes_of(expr, ast.Subscript, ast.Call))):
+        if any(_is_size(part) or self._is_length(part) for part in nodes_of(expr, ast.Subscript, ast.Call)):
+            return True
+        if any(self._is_of_item(node) and node.attr in self._later for node in nodes_of(expr, ast.Attribute)):
             return True
         if not names.isdisjoint(self._options):
             return True
         bound = [b.value for name in names for b in bindings(self._tree).get(name, ()) if b.value is not None]
         bound += [value for name in names for value in _further_values(name, self._tree)]
         return steps > 0 and any(self.may_be_set(value, steps - 1) for value in bound)
+
+    def _is_length(self, expr: ast.expr) -> bool:
+        """Whether an expression is the length of a tensor: ``len(x)``."""
+        is_len = isinstance(expr, ast.Call) and getattr(expr.func, "id", "") == "len"
+        return is_len and str(expr.lineno) in self._lengths
+
+    def _is_of_item(self, node: ast.Attribute) -> bool:
+        """Whether an attribute is one of something else than the module: of an item in a loop, say."""
+        return isinstance(node.value, ast.Name) and node.value.id != self._self
 
     def _paths(self, expr: ast.expr) -> Iterator[str]:
         """Yield the attributes of the module that an expression reads, and what it calls."""

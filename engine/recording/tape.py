@@ -74,9 +74,10 @@ class Tape:
 
         A run that computes nothing else may still be the first to come by code that did not run and reads its values.
         """
-        if not self.leads_further() and repeats(
-            self._nodes[mark[0] :], [n for n in self._nodes if n.path == "eval"], shapes
-        ):
+        first = [n for n in self._nodes if n.path == "eval"]
+        again = self._nodes[mark[0] :]
+        leaving = [_places_of(run, self._outputs) for run in (first, again)]
+        if not self.leads_further() and repeats(again, first, shapes) and leaving[0] == leaving[1]:
             self.drop(mark)
 
     def origins(self, kept: tuple[str, Any]) -> list[tuple[str | None, ...]]:
@@ -161,15 +162,30 @@ class Tape:
 
 
 def repeats(one: Sequence[Node], other: Sequence[Node], shapes: bool) -> bool:
-    """Whether two runs call the same ops in the same modules (in the same shapes), whatever flags these get.
+    """Whether two runs call the same ops on the same results (in the same shapes), whatever flags these get.
 
     Args:
         one, other: the calls of the runs.
         shapes: whether the shapes have to be the same.
     """
-    return [_summary(n, shapes) for n in one] == [_summary(n, shapes) for n in other]
+    return _summaries(one, shapes) == _summaries(other, shapes)
 
 
-def _summary(node: Node, shapes: bool) -> tuple[Any, ...]:
-    sizes = [v.shape for v in (*node.inputs, *node.outputs)] if shapes else []
-    return node.op, node.module, sizes
+def _summaries(nodes: Sequence[Node], shapes: bool) -> list[tuple[Any, ...]]:
+    """Return what each call of a run does: in which module, in which shapes, and which calls compute what it reads."""
+    places = {value.index: place for place, node in enumerate(nodes) for value in node.outputs}
+    return [
+        (
+            node.op,
+            node.module,
+            [v.shape for v in (*node.inputs, *node.outputs)] if shapes else [],
+            [places.get(v.index, v.name) for v in node.inputs],
+        )
+        for node in nodes
+    ]
+
+
+def _places_of(nodes: Sequence[Node], outputs: Sequence[Value]) -> set[int]:
+    """Return the places of the calls of a run that compute outputs."""
+    leaving = {value.index for value in outputs}
+    return {place for place, node in enumerate(nodes) if any(value.index in leaving for value in node.outputs)}

@@ -25,10 +25,12 @@ from engine.recording.dynamic_calls import assume_nothing_of_dynamic_calls
 from engine.recording.forward_arguments import ForwardArguments
 from engine.recording.held_types import branches_without_other, may_continue_after_error
 from engine.recording.idle_modules import IdleModules, unrecorded_methods
+from engine.recording.inline_choices import values_instead
 from engine.recording.mentioned_modules import use_values_near_idle_modules
 from engine.recording.model_code import source_files
 from engine.recording.module_results import results_used_otherwise
 from engine.recording.mutability import Mutability
+from engine.recording.omitted_options import use_values_beside_omitted_options
 from engine.recording.picked_items import use_values_picked_by_numbers
 from engine.recording.recorded_runs import RecordedRuns
 from engine.recording.settable_numbers import doubt_numbers_set_later, reads_attribute
@@ -72,6 +74,7 @@ def assumptions_about_unreached_code(
         runs.nodes, runs.coverage.functions.values(), arguments.options_of, mutability, assumptions
     )
     use_values_chosen_by_lists(runs, dataflow, assumptions)
+    use_values_beside_omitted_options(runs, arguments.omitted_in, declared, mutability, dataflow, assumptions)
     doubt_numbers_set_later(runs, assumptions)
     use_values_picked_by_numbers(runs, arguments.options_of, mutability, dataflow, assumptions)
     assume_nothing_of_unread_functions(runs, idle, mutability, dataflow, assumptions)
@@ -177,6 +180,7 @@ class _UntakenBranches:
                     self._leave_out(branch)
             for name in branch.replaced(selecting=self._selects_alone(branch)):
                 self._touch(branch.values_of(name, self._runs.stored), Effect.USES, branch)
+            self._touch(values_instead(branch, self._runs, self._dataflow), Effect.USES, branch)
         values_read = branch.values_read(self._runs.stored)
         used = self._variables_used(branch, values_read) if values_read else None
         if used is None:
@@ -288,8 +292,7 @@ class _UntakenBranches:
         """Whether a branch of a plain function depends on nothing but what the function is called with."""
         if branch.self_name is not None:
             return False
-        owner = self._runs.modules[branch.owner]
-        never_changed = functools.partial(self._mutability.never_changed, owner)
+        never_changed = functools.partial(self._mutability.never_changed, self._runs.modules[branch.owner])
         return branch.is_fixed((), never_changed, sized=self._runs.sized)
 
     def _variables_of_other_calls(self, branch: UntakenBranch, values_read: Mapping[str, list[Value]]) -> set[str]:

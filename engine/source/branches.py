@@ -16,7 +16,7 @@ from engine.source.effects import names_read
 from engine.source.function_text import syntax_of
 from engine.source.instructions import instructions, named_instructions, positions
 from engine.source.measured import names_measured
-from engine.source.skips import bodies_of_loops, other_side_of
+from engine.source.skips import bodies_of_loops, other_operand, other_side_of
 from engine.source.syntax import nodes_of
 
 __all__ = ["RESULT", "Branch", "FunctionBranches", "branches_of"]
@@ -46,6 +46,7 @@ class Branch:
         skipped: statements that do not run where it does: it is the other side of a condition without an ``else``, or
             leaves the rest of a loop out.
         entered: offsets of the instructions of a condition's only side; its other side has none, and stands for a jump.
+        instead: the other side of a conditional expression whose value no variable holds: an operand, an argument.
         earlier: the operands of ``and`` or ``or`` before the one that decides, which may decide as well.
     """
 
@@ -60,6 +61,7 @@ class Branch:
     skipped: Sequence[ast.stmt] = ()
     entered: frozenset[int] = frozenset()
     earlier: Sequence[ast.expr] = ()
+    instead: ast.expr | None = None
 
     @property
     def line(self) -> int:
@@ -99,7 +101,8 @@ class Branch:
     @functools.cached_property
     def noted(self) -> frozenset[str]:
         """Variables that it reads, that decide whether it runs, or that keep what they hold where it does."""
-        return frozenset({*self.names, *self.tested, *self.skipped_bindings})
+        instead = () if self.instead is None else names_read(self.instead)
+        return frozenset({*self.names, *self.tested, *self.skipped_bindings, *instead})
 
     @functools.cached_property
     def targets(self) -> frozenset[str]:
@@ -320,11 +323,10 @@ class FunctionBranches:
         skipped = self._loops.get(nodes[-1], ())
         earlier = whole.values[: whole.values.index(test)] if isinstance(whole, ast.BoolOp) else []  # type: ignore[arg-type]
         place = user, statement, span
-        return (
-            _Node(Branch(nodes, test, offsets, is_condition, *place, False, skipped, earlier=earlier))
-            if offsets
-            else None
-        )
+        if not offsets:
+            return None
+        other = other_operand(whole, nodes[0], statement)
+        return _Node(Branch(nodes, test, offsets, is_condition, *place, False, skipped, earlier=earlier, instead=other))
 
     def _branches_of_block(self, block: Sequence[ast.stmt], test: ast.AST | None) -> Iterator[_Node]:
         """Yield the branches in a block; all statements after one that may leave the block are a branch, too."""

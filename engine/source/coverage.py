@@ -7,7 +7,7 @@ import functools
 import linecache
 import os
 import sys
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -20,7 +20,7 @@ from torch import Tensor
 from engine.program.trees import tensors_in
 from engine.source.branches import Branch, FunctionBranches, branches_of
 from engine.source.function_text import lines_of
-from engine.source.instructions import has_while_loop
+from engine.source.instructions import arguments_of, has_while_loop
 from engine.source.omitted_arguments import fallback_variables
 from engine.source.rounds import MOST_VALUES, Rounds, repeatable
 from engine.source.sites import CALLBACKS, ENGINE, is_library
@@ -110,6 +110,7 @@ class CoverageTracer:
         functions: coverage by code of the function and name of the module.
         unread: functions whose text Python does not keep, by the same.
         called: frames' globals, and the class of the first argument, of all functions that ran, by their code.
+        filled: arguments that held tensors in the first call of all functions that ran, by their code.
         cut_off: code of functions that an error ended which another function caught.
         caught_new_error: whether the last run caught an error where no run before did.
         opened_branches: whether the last run was the first to come by code that did not run and reads something, or the
@@ -139,6 +140,7 @@ class CoverageTracer:
         self._this_run: dict[tuple[CodeType, str], FunctionCoverage] = {}
         self._is_watching, self._pauses = False, 0
         self.called: dict[CodeType, tuple[Mapping[str, Any], type | None]] = {}
+        self.filled: dict[CodeType, Collection[str]] = {}
         self.cut_off, self.caught_new_error, self.opened_branches = set[CodeType](), False, False
         self._errors, self._errors_of_run = set[tuple[CodeType, int]](), set[tuple[CodeType, int]]()
         self._cut_off_in_run = set[CodeType]()
@@ -268,6 +270,7 @@ class CoverageTracer:
         if own:
             first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
             self.called[code] = frame.f_globals, None if first is None else type(first)
+            self.filled[code] = {name for name in arguments_of(code) if _is_filled(frame.f_locals.get(name))}
             if function is None:
                 self._first_called.append(code)
         self._watched[id(code)] = code, function
@@ -365,3 +368,9 @@ class CoverageTracer:
                 if list(map(id, tensors)) != list(map(id, last.get(name, ()))):
                     last[name] = tensors
                     self._fallbacks += [(coverage, argument, tensor) for tensor in tensors]
+
+
+def _is_filled(value: Any) -> bool:
+    """Whether an argument is a tensor, or a container with tensors alone."""
+    items = list(value.values()) if isinstance(value, dict) else value
+    return isinstance(value, Tensor) or type(items) in (tuple, list) and len(items) > 0 and all(map(_is_filled, items))

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from engine.source.control_flow import NESTED, may_leave
 
-__all__ = ["SkipWatch", "bodies_of_loops", "other_side_of"]
+__all__ = ["SkipWatch", "bodies_of_loops", "other_operand", "other_side_of"]
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
@@ -119,3 +119,27 @@ class SkipWatch:
                 else:
                     self._ran |= branch.offsets
                     del self._waiting[branch]
+
+
+def other_operand(whole: ast.AST | None, part: ast.AST, statement: ast.stmt | None) -> ast.expr | None:
+    """Return the other side of a conditional expression, unless a variable or the result of the function holds it.
+
+    Args:
+        whole: what ``part`` is a part of; None if it is a statement of a block.
+        part: one side.
+        statement: that they are in, if it assigns or returns.
+
+    Example:
+        >>> tree = ast.parse("y = (h if t else g) + 1\\nz = h if t else g").body
+        >>> wholes = [tree[0].value.left, tree[1].value]
+        >>> [other_operand(w, w.body, s) is w.orelse for w, s in zip(wholes, tree, strict=True)]
+        [True, False]
+    """
+    if not isinstance(whole, ast.IfExp) or part is whole.test:
+        return None
+    expression = whole
+    if getattr(statement, "value", None) is whole:
+        targets = getattr(statement, "targets", [getattr(statement, "target", None)])
+        if not any(isinstance(target, (ast.Attribute, ast.Subscript)) for target in targets):
+            return None
+    return expression.orelse if part is expression.body else expression.body

@@ -163,8 +163,8 @@ class _Yielded(_Levels):
                 yield x
 
     def forward(self, x: Tensor, t: int = 500) -> Any:
-        first, *rest = self.features(x, t)
-        return self.outputs(rest[-1] if rest else first, first)
+        levels = list(self.features(x, t))
+        return self.outputs(levels[-1], levels[0])
 
 
 class _Attribute(_Levels):

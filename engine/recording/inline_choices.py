@@ -1,0 +1,62 @@
+"""What stands on the other side of a conditional expression whose value no variable holds.
+
+In ``self.head((h if short else g).mean(1))`` the reader is one that gets either value: where one side did not run, both
+have to keep all channels. Where a variable holds the value, the branch assigns to it and other analyses follow that.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from engine.program.graph import Value
+from engine.recording.dataflow import Dataflow
+from engine.recording.recorded_runs import RecordedRuns
+from engine.recording.surroundings import values_around
+from engine.recording.untaken import UntakenBranch
+from engine.source.effects import names_read
+from engine.source.syntax import compares_with_none, nodes_of
+
+__all__ = ["values_instead"]
+
+
+def values_instead(branch: UntakenBranch, runs: RecordedRuns, dataflow: Dataflow) -> Iterator[Value]:
+    """Yield the values on the other side of an expression.
+
+    Args:
+        branch: the side that did not run.
+        runs: the recordings.
+        dataflow: of the recorded ops.
+    """
+    other = branch.branch.instead
+    if other is None or branch.consumer() is not None:
+        return
+    if _stands_in(branch):
+        return
+    if not isinstance(other, ast.Call):
+        yield from (value for name in names_read(other) for value in branch.values_of(name, runs.stored))
+    results = [*_results_of_ops(branch, other, dataflow), *_results_of_modules(branch, other, dataflow)]
+    yield from results
+    if isinstance(other, ast.Call) and not results:  # a method or a function of the model's
+        yield from values_around(branch.owner, runs.modules, dataflow)
+
+
+def _stands_in(branch: UntakenBranch) -> bool:
+    """Whether a side is an argument, and the other one what stands in for it where it is None, which others follow."""
+    own, test = branch.branch.nodes[0], branch.branch.test
+    is_compared = isinstance(test, ast.Compare) and compares_with_none(test) and isinstance(test.left, ast.Name)
+    return is_compared and isinstance(own, ast.Name) and own.id == test.left.id  # type: ignore[union-attr]
+
+
+def _results_of_ops(branch: UntakenBranch, expr: ast.expr, dataflow: Dataflow) -> Iterator[Value]:
+    start, end = (expr.lineno, expr.col_offset), (expr.end_lineno or 0, expr.end_col_offset or 0)
+    for node in dataflow.nodes:
+        if node.site is not None and node.site.code is branch.code and start < (node.site.end or start) <= end:
+            yield from node.outputs
+
+
+def _results_of_modules(branch: UntakenBranch, expr: ast.expr, dataflow: Dataflow) -> Iterator[Value]:
+    for call in nodes_of(expr, ast.Call):
+        held = branch.modules_held(call.func.id) if isinstance(call.func, ast.Name) else []
+        for module in (*held, branch.module_name(branch.attribute(call.func))):
+            yield from () if module is None else dataflow.boundary(module)[1]

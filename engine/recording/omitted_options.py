@@ -1,0 +1,316 @@
+"""Arguments that the example leaves out, and that code uses without a condition that a recording could turn.
+
+In ``sum(t for t in (h, shift) if t is not None)``, ``torch.cat([h, *prompts])`` and ``F.linear(h, weight, bias)`` no
+branch waits for the argument, and nothing in the recording shows what it does to the values beside it. A function that
+puts such an argument beside others, iterates over it, calls it, or picks by it, keeps all that it computes. The same
+holds for containers in attributes that code fills later.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import collections
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import CodeType
+from typing import Any
+
+from torch import Tensor
+
+from engine.program.graph import Node
+from engine.recording.assumptions import Assumptions
+from engine.recording.dataflow import Dataflow
+from engine.recording.mutability import Mutability
+from engine.recording.recorded_runs import RecordedRuns
+from engine.recording.surroundings import use_values_around_code
+from engine.source.bindings import Binding, bindings, path_of
+from engine.source.coverage import FunctionCoverage
+from engine.source.function_text import syntax_of
+from engine.source.syntax import nodes_of, parents_of
+
+__all__ = ["use_values_beside_omitted_options"]
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_DISPLAYS = (ast.List, ast.Tuple, ast.Set)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_TRANSPARENT = frozenset("chain copy deepcopy dict enumerate iter list reversed set sorted tuple zip".split())
+_TELLING = frozenset(
+    "all any bool callable float getattr hasattr hash id int isinstance len print range repr setattr str super "
+    "type".split()
+)
+"""Builtins that tell something of an argument, or hand it on."""
+
+_METADATA = frozenset("device dim dtype ndim shape size".split())
+
+_BINDING = frozenset({"partial", "partialmethod"})
+
+
+def use_values_beside_omitted_options(
+    runs: RecordedRuns,
+    omitted: Callable[[CodeType], Collection[str]],
+    declared: Callable[[str], bool],
+    mutability: Mutability,
+    dataflow: Dataflow,
+    assumptions: Assumptions,
+) -> None:
+    """Count as used what functions compute that put omitted arguments beside other values, or choose by them.
+
+    Args:
+        runs: the recordings.
+        omitted: returns the arguments of a function that the example leaves out, or leaves empty.
+        declared: whether the user declares an argument of a method to keep its value, by its name in the model.
+        mutability: of the model's attributes.
+        dataflow: of the recorded ops.
+        assumptions: is extended.
+    """
+    ops: dict[tuple[CodeType, tuple[int | None, int | None]], list[Node]] = {}
+    for node in dataflow.nodes:
+        if node.site is not None and node.site.end is not None:
+            ops.setdefault((node.site.code, node.site.end), []).append(node)
+    for code in runs.coverage.called:
+        tree = syntax_of(code)
+        coverages = [c for c in runs.coverage.functions.values() if c.function.code is code]
+        owners = {f"{c.owner}." if c.owner else "" for c in coverages}
+        names = {*omitted(code)} - {*runs.coverage.filled.get(code, ())}
+        names = {name for name in names if not owners or any(not declared(owner + name) for owner in owners)}
+        names |= _containers_filled_later(code, runs.coverage.called, mutability) if tree is not None else set()
+        if not names or not isinstance(tree, _Function):
+            continue
+
+        ran = functools.partial(_ran, coverages)
+        uses = _Uses(tree, names, ran, functools.partial(_ops_of, ops, code))
+        if (place := next(uses.beside_others(), None)) is not None:
+            what = ast.unparse(place)
+            reason = f"could be joined or chosen in {code.co_name} by what the example leaves out or empty: {what}"
+            use_values_around_code(code, runs.modules, dataflow, assumptions, reason, runs.coverage.called)
+        for node in uses.ops_without():
+            reason = f"is computed without an argument that other calls may pass, at {node.site}"
+            assumptions.use(node.outputs, reason)
+            assumptions.vary(node.outputs)
+
+
+def _ran(coverages: Collection[FunctionCoverage], node: ast.AST) -> bool:
+    return not coverages or any(c.function.ran(node, c.ran) for c in coverages)
+
+
+def _ops_of(ops: Mapping[Any, Sequence[Node]], code: CodeType, call: ast.expr) -> Sequence[Node]:
+    return ops.get((code, (call.end_lineno, call.end_col_offset)), ())
+
+
+def _containers_filled_later(code: CodeType, called: Collection[CodeType], mutability: Mutability) -> set[str]:
+    """Return the attributes of a method's module, as paths, that hold tensors or nothing and may get others.
+
+    What a call itself fills is recorded: it is an output of that call, and found by the next.
+
+    Args:
+        code: of the method.
+        called: code of the functions that ran.
+        mutability: of the model's attributes.
+    """
+    owners = mutability.owners_of(code)
+    if not owners or not code.co_argcount:
+        return set()
+    names = {
+        name for owner in owners for name, value in vars(owner).items() if name in code.co_names and _may_grow(value)
+    }
+    trees = (syntax_of(c) for c in called if not names.isdisjoint(c.co_names)) if names else ()
+    filled = {path.partition(".")[2] for tree in trees if tree is not None for path in bindings(tree)}
+    changed = (n for n in names - filled if not all(mutability.never_changed(owner, n) for owner in owners))
+    return {f"{code.co_varnames[0]}.{name}" for name in changed}
+
+
+def _may_grow(value: Any) -> bool:
+    """Whether a value is an empty container, one with tensors, or a dictionary of plain values."""
+    if type(value) not in (list, dict, set, collections.deque):
+        return False
+    items = list(value.values() if isinstance(value, dict) else value)
+    is_plain = all(isinstance(item, (Tensor, int, float, str, type(None))) for item in items)
+    has_tensors = any(isinstance(item, Tensor) for item in items)
+    return is_plain and (has_tensors or not items or isinstance(value, dict))
+
+
+def _is_computed(value: ast.expr) -> bool:
+    """Whether an expression is a variable, or a tensor that a function or an operator gives.
+
+    Example:
+        >>> texts = "h", "zeros(2)", "(h, h)", "range(2)", "Shift()"
+        >>> [_is_computed(ast.parse(text, mode="eval").body) for text in texts]
+        [True, True, True, False, False]
+    """
+    match value:
+        case ast.Name() | ast.BinOp():
+            return True
+        case ast.Tuple(elts=items) | ast.List(elts=items):
+            return bool(items) and all(map(_is_computed, items))
+        case ast.Call(func=function):
+            name = getattr(function, "attr", getattr(function, "id", ""))
+            return name not in vars(builtins) and name not in _TRANSPARENT | _BINDING and not name[:1].isupper()
+    return False
+
+
+class _Uses:
+    """What a function does with arguments that the example leaves out.
+
+    Args:
+        tree: syntax of the function.
+        names: the arguments.
+        ran: whether a syntax node ran.
+        ops: returns the recorded ops of a call.
+
+    Example:
+        >>> text = "def f(h, c=None, *more, **options):\\n  x, y = c if c is not None else h, options.get('y', 1)\\n"
+        >>> tree = ast.parse(text + "  return sum((h, c)), g(c, *more), h[y], y(h), [h, *more]").body[0]
+        >>> uses = _Uses(tree, ["c", "more", "options"], lambda node: True, lambda call: ())
+        >>> [ast.unparse(place) for place in uses.beside_others()]
+        ['h[y]', 'y(h)', 'sum((h, c))']
+    """
+
+    def __init__(
+        self,
+        tree: _Function,
+        names: Collection[str],
+        ran: Callable[[ast.AST], bool],
+        ops: Callable[[ast.expr], Sequence[Node]],
+    ) -> None:
+        self._tree, self._own, self._ran, self._ops = tree, frozenset(names), ran, ops
+        self._parents = parents_of(tree)
+        self._names = {name for name in names if not self._is_replaced(name)}
+        while more := set(self._further_names()) - self._names:
+            self._names |= more
+
+    def _further_names(self) -> Iterator[str]:
+        """Yield the variables that may hold such an argument, an item of it, or a container in which it is."""
+        for name, own in bindings(self._tree).items():
+            if name.isidentifier() and name not in self._names:
+                if any(self._ran(b.node) and self._carries(b.value) for b in own if not self._is_item_of_attribute(b)):
+                    yield name
+
+    def _is_item_of_attribute(self, binding: Binding) -> bool:
+        """Whether a loop takes what it binds out of a container in an attribute."""
+        paths = {path_of(node) for node in nodes_of(binding.value, ast.Attribute)}
+        return isinstance(binding.node, (ast.For, ast.comprehension)) and not paths.isdisjoint(self._own)
+
+    def _is_replaced(self, name: str) -> bool:
+        """Whether the function assigns a tensor to an argument that is None."""
+        own = bindings(self._tree).get(name, ())
+        return any(b.replaces and self._ran(b.node) and b.value is not None and _is_computed(b.value) for b in own)
+
+    def _carries(self, value: ast.AST | None) -> bool:
+        carries = self._carries
+        match value:
+            case ast.Name(id=name):
+                return name in self._names
+            case ast.BoolOp(values=[*_, last]) if _is_computed(last) and not carries(last):
+                return False  # a tensor stands in for the argument, which other analyses follow
+            case ast.IfExp(body=body, orelse=other) if any(_is_computed(p) and not carries(p) for p in (body, other)):
+                return False
+            case ast.BoolOp(values=parts) | ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
+                return any(map(carries, parts))
+            case ast.IfExp(body=body, orelse=other):
+                return carries(body) or carries(other)
+            case ast.Dict(values=parts):
+                return any(map(carries, parts))
+            case ast.Attribute() if path_of(value) in self._own:
+                return True
+            case ast.Attribute(attr=attribute) if attribute in _METADATA:
+                return False
+            case ast.Starred(value=inner) | ast.Subscript(value=inner) | ast.Attribute(value=inner):
+                return carries(inner)
+            case ast.BinOp(left=left, right=right, op=ast.Add() | ast.BitOr()):
+                joins = isinstance(value.op, ast.BitOr) or any(
+                    isinstance(p, (*_DISPLAYS, ast.Dict)) for p in (left, right)
+                )
+                return joins and (carries(left) or carries(right))
+            case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
+                return any(carries(generator.iter) for generator in value.generators)
+            case ast.Lambda(body=body):
+                return any(name.id in self._names for name in nodes_of(body, ast.Name))
+            case ast.Call(func=ast.Attribute(value=inner)) if carries(inner):
+                return True
+            case ast.Call(func=function, args=args, keywords=keywords):
+                name = getattr(function, "attr", getattr(function, "id", ""))
+                is_made_of = name in vars(builtins) or name in _TRANSPARENT | _BINDING or name[:1].isupper()
+                return is_made_of and any(map(carries, (*args, *(k.value for k in keywords))))
+        return False
+
+    def beside_others(self) -> Iterator[ast.AST]:
+        """Yield the expressions that put such an argument beside other values, call it, or pick by it."""
+        for name in nodes_of(self._tree, ast.Name, ast.Attribute):
+            path = path_of(name)
+            if path in self._names and isinstance(name.ctx, ast.Load) and self._ran(name):
+                place = self._chosen_at(name, path)
+                if place is not None and self._ran(place):
+                    yield place
+
+    def _chosen_at(self, name: ast.expr, path: str) -> ast.AST | None:
+        """Return the expression that chooses by a variable, or joins what it holds with other values."""
+        part: ast.AST = name
+        is_joined = path not in self._own
+        joins = False
+        while (whole := self._parents.get(part)) is not None:
+            match whole:
+                case ast.Attribute(attr=attribute) if attribute in _METADATA:
+                    return None
+                case ast.keyword(arg=None) if "." in path:  # options that code sets later
+                    return self._parents.get(whole)
+                case ast.Attribute() | ast.Starred() | ast.keyword() | ast.NamedExpr() | ast.Slice() | ast.BoolOp():
+                    pass
+                case ast.IfExp(body=body, orelse=other) if part is not whole.test:
+                    if any(_is_computed(side) and not self._carries(side) for side in (body, other)):
+                        return None
+                case ast.Dict():
+                    pass
+                case ast.List() | ast.Tuple() | ast.Set() if not isinstance(getattr(whole, "ctx", None), ast.Store):
+                    joins = joins or not isinstance(self._parents.get(whole), ast.Subscript)
+                case ast.BinOp(op=ast.BitOr()):
+                    pass
+                case ast.BinOp(op=ast.Add()) if any(isinstance(s, _DISPLAYS) for s in (whole.left, whole.right)):
+                    joins = True
+                case ast.Subscript(slice=index) if part is index:
+                    return None if self._ops(whole) or isinstance(whole.ctx, ast.Store) else whole  # type: ignore[arg-type]
+                case ast.Subscript():
+                    pass
+                case ast.comprehension() if part is whole.iter:
+                    return self._parents.get(whole) if joins else None
+                case ast.For(iter=iterated) if part is iterated:
+                    return iterated if joins else None
+                case ast.ListComp() | ast.SetComp() | ast.GeneratorExp():
+                    pass
+                case ast.Call(func=function) if part is function:
+                    if not isinstance(part, ast.Attribute):
+                        return whole
+                    is_joined = is_joined or getattr(function, "attr", "") in ("values", "items")
+                case ast.Call(func=function):
+                    called = getattr(function, "attr", getattr(function, "id", ""))
+                    if called in _TELLING:
+                        return None
+                    if called not in _TRANSPARENT:
+                        chooses = isinstance(function, ast.Name) and called in vars(builtins) or called == "reduce"
+                        ops = self._ops(whole)
+                        return whole if chooses or ops and (joins or is_joined) else None
+                case _:
+                    return None
+            part = whole
+        return None
+
+    def ops_without(self) -> Iterator[Node]:
+        """Yield the recorded ops that such an argument goes to, and that have no tensor there."""
+        for call in nodes_of(self._tree, ast.Call):
+            parts = [*call.args, *(keyword.value for keyword in call.keywords)]
+            if any(map(self._carries, parts)):
+                yield from filter(_lacks_tensor, self._ops(call))
+
+
+def _lacks_tensor(node: Node) -> bool:
+    """Whether an op leaves out a tensor that may have entries for channels: one that is no mask of positions."""
+    optional = _optional_tensors(node.target)
+    return any(node.args.get(name) is None for name in optional)
+
+
+@functools.cache
+def _optional_tensors(overload: Any) -> frozenset[str]:
+    """Return the arguments of an overload that may be a tensor or None, without masks."""
+    schema = getattr(overload, "_schema", None)
+    arguments = () if schema is None else schema.arguments
+    return frozenset(a.name for a in arguments if str(a.type) == "Optional[Tensor]" and not a.name.endswith("mask"))

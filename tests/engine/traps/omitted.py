@@ -1,0 +1,265 @@
+"""Traps: arguments that the example leaves out, and containers that it leaves empty, beside what is computed.
+
+No branch waits for them: they go through a display, a loop, a function, or an argument of an op.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine.recording import unreached
+from engine.recording.forward_arguments import ForwardArguments
+from engine.recording.omitted_options import _Uses
+from tests.engine.traps.entering import Net, called, noise
+from tests.engine.traps.other_rounds import _Levels
+from tests.engine.traps.trap import Ablation, Trap, Use
+
+__all__ = ["ABLATIONS", "TRAPS"]
+
+
+# ---------------------------------------------------------------- beside other values
+
+
+class _Loop(Net):
+    def forward(self, x: Tensor, shift: Tensor | None = None) -> Tensor:
+        h = self.features(x)
+        y = h * 2
+        for term in (h, shift):
+            if term is not None:
+                y = y + term
+        return self.leave(y)  # type: ignore[no-any-return]
+
+
+class _Sum(Net):
+    def forward(self, x: Tensor, shift: Tensor | None = None) -> Tensor:
+        return self.leave(sum(t for t in (self.features(x), shift) if t is not None))  # type: ignore[no-any-return]
+
+
+class _Filter(Net):
+    def forward(self, x: Tensor, shift: Tensor | None = None) -> Tensor:
+        return self.leave(sum(filter(lambda t: t is not None, [self.features(x), shift])))  # type: ignore[no-any-return]
+
+
+def _total(*terms: Tensor | None) -> Any:
+    return sum(t for t in terms if t is not None)
+
+
+class _Helper(Net):
+    def forward(self, x: Tensor, shift: Tensor | None = None) -> Tensor:
+        return self.leave(_total(self.features(x), shift))  # type: ignore[no-any-return]
+
+
+class _Partial(Net):
+    def shifted(self, h: Tensor, shift: Any = 0.0) -> Tensor:
+        """Add something."""
+        return h + shift
+
+    def forward(self, x: Tensor, shift: Tensor | None = None) -> Tensor:
+        shifted = self.shifted if shift is None else functools.partial(self.shifted, shift=shift)
+        return self.leave(shifted(self.features(x)))  # type: ignore[no-any-return]
+
+
+class _Callback(Net):
+    def forward(self, x: Tensor, hook: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        return self.leave((hook or nn.Identity())(self.features(x)))  # type: ignore[no-any-return]
+
+
+class _Appended(Net):
+    def forward(self, x: Tensor, scale: float | None = None) -> Tensor:
+        h = self.features(x)
+        for function in [torch.tanh] + ([lambda t: t + scale] if scale is not None else []):
+            h = function(h)
+        return self.leave(h)  # type: ignore[no-any-return]
+
+
+# ---------------------------------------------------------------- argument of an op
+
+
+class _Bias(Net):
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return self.leave(F.linear(x, self.enter.weight, bias).relu())  # type: ignore[no-any-return]
+
+
+class _Biases(Net):
+    def forward(self, x: Tensor, biases: Any = (None,)) -> Tensor:
+        for layer, bias in zip([self.enter], biases, strict=True):
+            x = F.linear(x, layer.weight, bias).relu()
+        return self.leave(x)  # type: ignore[no-any-return]
+
+
+# ---------------------------------------------------------------- containers
+
+
+class _EmptyList(Net):
+    def forward(self, x: Tensor, terms: list[Tensor] | None = None) -> Tensor:
+        if terms is None:
+            terms = []
+        return self.leave(sum([self.features(x), *terms]))  # type: ignore[no-any-return]
+
+
+class _Extended(Net):
+    def forward(self, x: Tensor, terms: list[Tensor] | None = None) -> Tensor:
+        own = [self.features(x)]
+        own.extend(terms or [])
+        return self.leave(torch.stack(own).sum(0))  # type: ignore[no-any-return]
+
+
+class _Keywords(Net):
+    def forward(self, x: Tensor, **terms: Tensor) -> Tensor:
+        return self.leave(sum(terms.values(), self.features(x)))  # type: ignore[no-any-return]
+
+
+class _Prompts(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.prompts: list[Tensor] = []
+
+    def add(self, prompt: Tensor) -> None:
+        """Add a prompt."""
+        self.prompts.append(prompt)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(functools.reduce(torch.add, self.prompts, self.features(x)))  # type: ignore[no-any-return]
+
+
+# ---------------------------------------------------------------- what picks
+
+
+class _Selecting(_Levels):
+    def levels(self, x: Tensor) -> list[Tensor]:
+        """Return what each layer computes."""
+        levels = []
+        for layer in self.layers:
+            x = layer(x)
+            levels.append(x)
+        return levels
+
+    def select(self, levels: list[Tensor], tap: int = 2) -> Tensor:
+        """Return one of them."""
+        return levels[tap]
+
+
+class _Passed(_Selecting):
+    def forward(self, x: Tensor, **options: Any) -> Any:
+        return self.head(self.select(self.levels(x), **options))
+
+
+class _Merged(_Selecting):
+    def forward(self, x: Tensor, options: Any = {}) -> Any:  # noqa: B006
+        own = {"tap": 2} | options
+        return self.head(self.levels(x)[own["tap"]])
+
+
+class _Default(_Selecting):
+    def forward(self, x: Tensor, tap: int | None = None) -> Any:
+        if tap is None:
+            tap = 3
+        return self.head(self.levels(x)[tap])
+
+
+class _Order(_Levels):
+    def forward(self, x: Tensor, order: Any = None) -> Any:
+        x = self.layers[0](x)
+        for i in order or range(1, 4):
+            x = self.layers[i](x)
+        return self.head(x)
+
+
+class _Chosen(_Levels):
+    def forward(self, x: Tensor, names: Any = None) -> Any:
+        for layer in self.layers if names is None else [self.layers[int(name)] for name in names]:
+            x = layer(x)
+        return self.head(x)
+
+
+class _Settings(_Selecting):
+    def set_up(self) -> None:
+        self.options: dict[str, Any] = {}
+
+    def choose(self, **options: Any) -> None:
+        """Select otherwise from now on."""
+        self.options.update(options)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.head(self.select(self.levels(x), **self.options))
+
+
+def _normal(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+
+
+def _with_prompt(model: nn.Module) -> Any:
+    model.add(_normal(3, 1))  # type: ignore[operator]
+    return called(noise(3))(model)
+
+
+def _choosing(model: nn.Module) -> Any:
+    model.choose(tap=1)  # type: ignore[operator]
+    return called(noise(3))(model)
+
+
+def _trap(name: str, source: str, make: Callable[[], nn.Module], *uses: Use) -> Trap:
+    return Trap(name, source, make, lambda model: noise(2), [called(noise(3)), *uses])
+
+
+SHIFT = _normal(3, 1)
+SHIFTED = called(noise(3), shift=SHIFT)
+TAPS = [called(noise(3), tap=tap) for tap in (1, 2, 3)]
+
+TRAPS = [
+    _trap("an argument among the terms of a loop", "for t in (pos, cond): if t is not None", _Loop, SHIFTED),
+    _trap("an argument among the terms of a sum", "sum(t for t in (h, cond) if t is not None)", _Sum, SHIFTED),
+    _trap("an argument that a filter leaves out", "filter(exists, (h, cond))", _Filter, SHIFTED),
+    _trap("an argument among those of a helper", "def add(*terms)", _Helper, SHIFTED),
+    _trap("an argument of a partial function", "functools.partial(f, cond=cond)", _Partial, SHIFTED),
+    _trap("a function that the caller may pass", "(fn or identity)(h)", _Callback,
+          called(noise(3), hook=lambda t: t + 1.0)),
+    _trap("one function more in a list", "[f] + ([g] if k is not None else [])", _Appended,
+          called(noise(3), scale=0.5)),
+    _trap("a bias that the caller may pass", "MAML: F.linear(x, weight, bias)", _Bias,
+          called(noise(3), bias=_normal(8))),
+    _trap("biases in a list that the caller may pass", "functional layers", _Biases,
+          called(noise(3), biases=[_normal(8)])),
+    _trap("a list that is empty by default", "if ts is None: ts = []", _EmptyList, called(noise(3), terms=[SHIFT])),
+    _trap("a list that another one may extend", "xs.extend(ts or [])", _Extended,
+          called(noise(3), terms=[_normal(3, 8)])),
+    _trap("tensors in keyword arguments", "sum(kwargs.values(), h)", _Keywords, called(noise(3), a=SHIFT)),
+    _trap("prompts that a method adds", "deep prompts: [h, *self.prompts]", _Prompts, _with_prompt),
+    _trap("a level in keyword arguments", "self.select(levels, **kwargs)", _Passed, *TAPS),
+    _trap("a level in a dictionary of options", "defaults | options", _Merged, called(noise(3), options={"tap": 1})),
+    _trap("a level that is the last one by default", "if tap is None: tap = 3", _Default, *TAPS),
+    _trap("an order that the caller may pass", "for i in order or range(n)", _Order, called(noise(3), order=(3, 2, 1))),
+    _trap("layers that the caller may name", "[self.layers[int(n)] for n in names]", _Chosen,
+          called(noise(3), names=("0", "3"))),
+    _trap("a level in options that a method sets", "self.select(levels, **self.options)", _Settings, _choosing),
+]  # fmt: skip
+
+
+ABLATIONS = [
+    Ablation(
+        "what an omitted argument may join is used",
+        lambda patch: patch.setattr(unreached, "use_values_beside_omitted_options", lambda *arguments: None),
+        "an argument among the terms of a sum",
+    ),
+    Ablation(
+        "an op may get the tensor that the example leaves out",
+        lambda patch: patch.setattr(_Uses, "ops_without", lambda self: iter(())),
+        "a bias that the caller may pass",
+    ),
+    Ablation(
+        "omitted arguments are followed",
+        lambda patch: patch.setattr(ForwardArguments, "omitted_in", lambda self, code: ()),
+        "a level in keyword arguments",
+    ),
+    Ablation(
+        "a container in an attribute may be filled",
+        lambda patch: patch.setattr("engine.recording.omitted_options._containers_filled_later", lambda *a: set()),
+        "prompts that a method adds",
+    ),
+]
