@@ -4,6 +4,7 @@ from engine.compaction.compact import renew
 from engine.compaction.follow import adapt, entries, reshape
 from engine.compaction.format import KEY
 from engine.compaction.history import certify, entries_of, is_compacted
+from engine.compaction.optimizers import is_entrywise
 from engine.compaction.reading import check_plans
 from engine.compaction.sharded import ShardedCompaction, restore_sharded
 
@@ -16,6 +17,7 @@ __all__ = [
     "entries",
     "entries_of",
     "is_compacted",
+    "is_entrywise",
     "renew",
     "reshape",
     "restore_sharded",

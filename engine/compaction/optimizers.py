@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from engine.compaction.slices import Slice
 from engine.errors import PlanError
 
-__all__ = ["check_entrywise", "check_follows", "follows", "small_state"]
+__all__ = ["check_entrywise", "check_follows", "follows", "is_entrywise", "small_state"]
 
 _STEPS, _CUT_AT = 6, 3
 # A step count by which warm-ups have ended and that most periods divide, and the number of steps to test there.
@@ -64,6 +64,29 @@ def check_entrywise(optimizer: Optimizer, group: Mapping[str, Any], ndim: int, n
             f"otherwise than with masks (tried on a small parameter, by {error:.1e}). Compact after training, or use "
             "an optimizer that treats each entry alone, as SGD and Adam do."
         )
+
+
+def is_entrywise(optimizer: Optimizer) -> bool:
+    """Whether an optimizer updates each entry alone, so that its state can be narrowed along with the parameters.
+
+    Args:
+        optimizer: left unchanged.
+
+    Example:
+        >>> weights = [nn.Parameter(torch.ones(2, 2))]
+        >>> is_entrywise(torch.optim.Adam(weights)), is_entrywise(torch.optim.LBFGS(weights))
+        (True, False)
+    """
+    try:
+        for group in optimizer.param_groups:
+            for ndim in sorted({parameter.ndim for parameter in group["params"]}):
+                check_entrywise(optimizer, group, ndim, "a parameter")
+    except PlanError:
+        return False
+    entries = (
+        (p, e) for p, state in optimizer.state.items() for e in state.values() if isinstance(e, Tensor) and e.ndim
+    )
+    return all(e.ndim == p.ndim and all(n in (1, m) for n, m in zip(e.shape, p.shape, strict=True)) for p, e in entries)
 
 
 def _difference(kind: Any, group: Mapping[str, Any], ndim: int, scale: float) -> float:

@@ -27,10 +27,9 @@ from engine.source.version_checks import version_check
 
 __all__ = ["ALWAYS_FALSE", "TYPE_CHECKS", "Conditions", "has_fixed_result"]
 
-ALWAYS_FALSE = frozenset(
-    "is_scripting is_tracing is_compiling is_exporting is_dynamo_compiling is_torchdynamo_compiling".split()
-)
-"""Functions that return False wherever a model runs as Python code."""
+ALWAYS_FALSE = frozenset({"is_scripting"})
+"""Functions that return False wherever a model runs as Python code, which it also does while torch traces it."""
+_ASK_FOR_EXPORT = frozenset("is_tracing is_compiling is_exporting is_dynamo_compiling is_torchdynamo_compiling".split())
 
 _FIXED_KINDS = (type, torch.dtype, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _TYPE_CHECKS = frozenset({"isinstance", "issubclass", "callable", "type"})
@@ -232,11 +231,11 @@ class Conditions:
 
     def _call(self, node: ast.Call, visited: _Visited) -> bool:
         function = getattr(node.func, "attr", getattr(node.func, "id", ""))
-        if function.lstrip("_") in ALWAYS_FALSE:
-            return True
+        if function.lstrip("_") in ALWAYS_FALSE | _ASK_FOR_EXPORT:
+            return function.lstrip("_") in ALWAYS_FALSE
         if self._version_check(node) is not None:
             return True
-        if function in _TYPE_CHECKS:
+        if function in _TYPE_CHECKS and isinstance(node.func, ast.Name):
             own = [a for a in node.args[1:] if isinstance(a, ast.Attribute) or self._is_local(a)]  # other types
             if not all(self._fixed(a, visited) for a in own):
                 return False

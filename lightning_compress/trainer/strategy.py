@@ -21,6 +21,7 @@ from engine.compaction import certify, entries, renew, restore_sharded
 from engine.errors import EngineError, VerificationError
 from engine.program import gathered_from
 from engine.recording import evaluating
+from lightning_compress.trainer.optimizer_states import narrowed_along
 from lightning_compress.trainer.packages import MisconfigurationException
 from lightning_compress.trainer.ranks import from_rank_zero, gathered
 from lightning_compress.trainer.shards import Sharding, check_whole_units, shared_widths
@@ -128,7 +129,8 @@ class Whole:
             EngineError: on all ranks, if the model cannot be compacted.
         """
         speedup = job.speedup(pl_module)
-        speedup.speedup_model(optimizer=self.trainer.optimizers or None, training=job.training)
+        with narrowed_along(self.trainer.optimizers, job.training) as optimizers:
+            speedup.speedup_model(optimizer=optimizers or None, training=job.training)
         return speedup.plan, speedup.certificate
 
     def follow(self) -> None:
@@ -172,7 +174,8 @@ class Copied(Whole):
         if not self.trainer.is_global_zero:
             model = pl_module.get_submodule(job.path)
             plan = engine.Plan.from_state_dict(plan_state)
-            plan.apply(model, optimizer=self.trainer.optimizers or None)
+            with narrowed_along(self.trainer.optimizers, job.training) as optimizers:
+                plan.apply(model, optimizer=optimizers or None)
             certificate = engine.Certificate.from_state_dict(certificate_state)
             if not plan.is_empty:
                 certify(model, certificate.state_dict())

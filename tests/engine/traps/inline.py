@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from engine.recording import picked_items, tape, unreached
 from engine.recording.picked_items import _Sources
+from engine.source import conditions
 from tests.engine.traps.entering import called, noise
 from tests.engine.traps.other_rounds import _Levels
 from tests.engine.traps.trap import Ablation, Trap, Use
@@ -83,6 +85,34 @@ class _Gradients(_Two):
         return self.head(self.both(x)[torch.is_grad_enabled()])
 
 
+class _Tracing(_Two):
+    def forward(self, x: Tensor) -> Any:
+        h, g = self.both(x)
+        y = self.head(g)
+        return (y, h) if torch.jit.is_tracing() else y
+
+
+class _Exporting(_Two):
+    def forward(self, x: Tensor) -> Any:
+        h, g = self.both(x)
+        if torch.compiler.is_exporting():
+            g = h
+        return self.head(g)
+
+
+class _Compiling(_Two):
+    def forward(self, x: Tensor) -> Any:
+        h, g = self.both(x)
+        return self.head(h if torch._dynamo.is_compiling() else g)  # type: ignore[no-untyped-call]
+
+
+class _TypeText(_Two):
+    def forward(self, x: Tensor) -> Any:
+        h, g = self.both(x)
+        z = h if x.type() == "torch.FloatTensor" else g
+        return self.head(z)
+
+
 class _Layers(_Levels):
     def set_up(self) -> None:
         for layer in self.layers:
@@ -133,6 +163,21 @@ def _with_gradients(model: nn.Module) -> Any:
     return copy.deepcopy(model).eval()(noise(3)).detach()
 
 
+def _traced(model: nn.Module) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch would rather export, many still trace
+        return torch.jit.trace(copy.deepcopy(model).eval(), noise(3))(noise(3))  # type: ignore[no-untyped-call]
+
+
+def _exported(model: nn.Module) -> Any:
+    return torch.export.export(copy.deepcopy(model).eval(), (noise(3),)).module()(noise(3))
+
+
+def _in_single_precision(model: nn.Module) -> Any:
+    with torch.no_grad():
+        return copy.deepcopy(model).eval().float()(noise(3).float()).double()
+
+
 def _without_two(model: nn.Module) -> Any:
     model.mark(2)  # type: ignore[operator]
     return called(noise(3))(model)
@@ -154,6 +199,11 @@ TRAPS = [
     _trap("an item of a table by a length", "{True: h}.get(len(x) == 7, g)", _Table, *LARGER),
     _trap("another variable in inference mode", "if torch.is_inference_mode_enabled()", _Inference, _with_gradients),
     _trap("an item by the gradients' mode", "(g, h)[torch.is_grad_enabled()]", _Gradients, _with_gradients),
+    _trap("a result that tracing alone returns", "detectors: if torch.jit.is_tracing()", _Tracing, _traced),
+    _trap("another variable in an export", "if torch.compiler.is_exporting()", _Exporting, _exported),
+    _trap("another value while compiling", "if torch._dynamo.is_compiling()", _Compiling, _exported),
+    Trap("another value by the text of a type", "if x.type() == 'torch.cuda.HalfTensor'", _TypeText,
+         lambda model: noise(2), [_in_single_precision], tolerance=1e-5),
     _trap("a list of layers that are on", "[l for l in self.layers if l.enabled]", _Listed, _without_two),
     _trap("a property that filters layers", "filter(lambda l: l.enabled, self.layers)", _Property, _without_two),
     Trap("rounds by a logarithm", "StyleGAN: range(int(math.log2(size)))", _Logarithm,
@@ -168,6 +218,11 @@ ABLATIONS = [
         lambda patch: patch.setattr(unreached, "values_instead", lambda *arguments: iter(())),
         "an operand by a size",
         repaired=True,
+    ),
+    Ablation(
+        "tracing runs the same code",
+        lambda patch: patch.setattr(conditions, "ALWAYS_FALSE", frozenset({"is_tracing", "is_exporting"})),
+        "a result that tracing alone returns",
     ),
     Ablation(
         "the length of a tensor is a size",

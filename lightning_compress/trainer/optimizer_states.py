@@ -1,0 +1,41 @@
+"""The states of optimizers across a compaction: narrowed along with the parameters, or emptied at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch.optim import Optimizer
+
+from engine.compaction import is_entrywise
+
+__all__ = ["narrowed_along"]
+
+
+@contextmanager
+def narrowed_along(optimizers: Sequence[Optimizer], training: bool) -> Iterator[list[Optimizer]]:
+    """Give the optimizers whose states the body narrows; empty the states of the others when it succeeds.
+
+    While training goes on these are all: one that would train on otherwise has to be refused.
+
+    Args:
+        optimizers: those of the Trainer.
+        training: whether training goes on.
+
+    Example:
+        >>> import torch
+        >>> weights = [torch.nn.Parameter(torch.ones(2, 2))]
+        >>> with narrowed_along([torch.optim.LBFGS(weights), torch.optim.SGD(weights)], training=False) as narrowed:
+        ...     [type(optimizer).__name__ for optimizer in narrowed]
+        ['SGD']
+    """
+    narrowed = [optimizer for optimizer in optimizers if training or is_entrywise(optimizer)]
+    yield narrowed
+    for optimizer in optimizers:
+        if optimizer.state and all(optimizer is not own for own in narrowed):
+            optimizer.state.clear()
+            rank_zero_warn(
+                f"The state of {type(optimizer).__name__} cannot be narrowed with the parameters, and was reset: "
+                "training that goes on from the compacted checkpoint starts it anew."
+            )
