@@ -32,7 +32,8 @@ class Entry:
         fixed: names of attributes of the object that runs which keep their values. Others, which code sets later, are
             recorded at further values, too.
         after: runs once there are gradients, as hooks of a training do: it may change them, and parameters. The
-            certificate then compares both once more.
+            certificate then compares both once more, and what it returns in a dictionary: numbers and tensors that it
+            leaves elsewhere, by a description.
         explored: whether the ways in which it runs otherwise are entries already, as in a graph's.
 
     Example:

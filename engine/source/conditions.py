@@ -235,13 +235,13 @@ class Conditions:
             return function.lstrip("_") in ALWAYS_FALSE
         if self._version_check(node) is not None:
             return True
-        if function in _TYPE_CHECKS and isinstance(node.func, ast.Name):
+        if function in _TYPE_CHECKS and node.args:  # `x.type()` is a text, which a cast changes
             own = [a for a in node.args[1:] if isinstance(a, ast.Attribute) or self._is_local(a)]  # other types
             if not all(self._fixed(a, visited) for a in own):
                 return False
-            if node.args and isinstance(node.args[0], ast.Attribute):
+            if isinstance(node.args[0], ast.Attribute):
                 return self._attribute(node.args[0], visited)
-            root = _root(node.args[0]) if node.args else None
+            root = _root(node.args[0])
             if function == "isinstance" and isinstance(node.args[0], ast.Name) and self.computed(node.args[0]):
                 return True
             return root not in self.open

@@ -47,6 +47,8 @@ class _Outcome:
         written: what it wrote.
         gradients: by parameter.
         hooked: the gradients, and the changes of parameters and buffers, once hooks have run, by what and whose.
+        left: what hooks say that they leave besides, by description.
+        differing: what they leave otherwise in every run: a time, say.
         random: where random numbers stand at the end.
     """
 
@@ -54,6 +56,8 @@ class _Outcome:
     written: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
     hooked: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+    left: dict[str, Tensor] = field(default_factory=dict)
+    differing: set[str] = field(default_factory=set)
     random: tuple[Any, ...] = ()
 
 
@@ -108,10 +112,19 @@ class EntryProof:
             if entry.training and not way.gradients:
                 continue
             try:
-                return way, self._outcome(entry, self._recipes, way, self._masks)
+                return way, self._repeatable(entry, way)
             except TraceError as error:
                 errors.append(error)
         raise VerificationError(f"The masked model does not run as in {entry.name!r}: {errors[-1]}") from errors[-1]
+
+    def _repeatable(self, entry: Entry, way: _Way) -> _Outcome:
+        """Run the masked model; of what hooks leave, only what a second run leaves as well is compared (no times)."""
+        outcome = self._outcome(entry, self._recipes, way, self._masks)
+        if outcome.left:
+            again = self._outcome(entry, self._recipes, way, self._masks).left
+            names = {*outcome.left, *again}
+            outcome.differing = {name for name in names if not _are_equal(outcome.left.get(name), again.get(name))}
+        return outcome
 
     def conclude(self, certificate: Certificate) -> Certificate:
         """Run the compacted model's entries, and return the certificate with what they say.
@@ -187,6 +200,17 @@ class EntryProof:
                     "model was left as it was. Compact after training, or change each entry by itself alone."
                 )
 
+        for name in sorted({*before.left, *after.left} - before.differing):
+            error = math.inf
+            if name in before.left and name in after.left:
+                error = _relative(before.left[name], after.left[name])
+            if not error <= tolerance:
+                raise VerificationError(
+                    f"What runs in {entry.name!r}, or in the hooks around it, leaves {name!r} otherwise than with "
+                    f"masks (relative error {error:.1e}): it follows from other channels, or from their number. The "
+                    "model was left as it was. Compact after training, or compute it of what keeps its size."
+                )
+
     def _left_of(self, name: str, tensor: Tensor) -> Tensor:
         cut = self._plan.slices.get(name)
         return tensor if cut is None else cut.apply(tensor)
@@ -221,7 +245,8 @@ class EntryProof:
             now = stored_tensors(model)
             outcome.written = {name: now[name].detach().clone() for name in self._written if name in now}
             if entry.after is not None:
-                outcome.hooked = {key: t for key, t in _hooked(entry.after, model) if key[1] in recipes}
+                hooked = _hooked(entry.after, model, outcome.left)
+                outcome.hooked = {key: t for key, t in hooked if key[1] in recipes}
         return outcome
 
 
@@ -325,13 +350,20 @@ def _mask_gradient(mask: Tensor, parameter: Tensor) -> None:
         parameter.grad.mul_(mask)
 
 
-def _hooked(hooks: Callable[[], Any], model: nn.Module) -> Iterator[tuple[tuple[str, str], Tensor]]:
-    """Run hooks on gradients; yield these, and how they change what is stored."""
+def _are_equal(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is not None and other is not None and torch.equal(one, other)
+
+
+def _hooked(
+    hooks: Callable[[], Any], model: nn.Module, left: dict[str, Tensor]
+) -> Iterator[tuple[tuple[str, str], Tensor]]:
+    """Run hooks on gradients; yield these, and how they change what is stored; note what they return."""
     before = {name: t.detach().clone() for name, t in stored_tensors(model).items() if t.is_floating_point()}
     try:
-        hooks()
+        result = hooks()
     except Exception as error:
         raise TraceError(f"What runs after its gradients raises {type(error).__name__}: {error}") from error
+    left.update((n, torch.as_tensor(v)) for n, v in (result.items() if isinstance(result, dict) else ()))
     for name, parameter in parameters_of(model).items():
         if parameter.grad is not None:
             yield ("gradient of", name), parameter.grad.detach().clone()

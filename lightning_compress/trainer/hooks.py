@@ -13,9 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from engine.errors import EngineError, TraceError
 from engine.recording import NEEDS_DATA
 from lightning_compress.trainer.copies import copied
+from lightning_compress.trainer.left_behind import attributes_of, options_of
 from lightning_compress.trainer.named import named_tensors
 from lightning_compress.trainer.packages import MisconfigurationException, method_of, overrides
-from lightning_compress.trainer.quiet import PACKAGES, own_hooks, quiet
+from lightning_compress.trainer.quiet import PACKAGES, quiet
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule
@@ -107,6 +108,10 @@ class Hooks:
             read += self._tried(name, module, name, functools.partial(getattr(module, name), *arguments, **options))
         return read
 
+    def left(self) -> dict[str, Any]:
+        """Return the numbers and tensors in attributes of the LightningModule and of the copies of the callbacks."""
+        return attributes_of(self._module, self._copies)
+
     def _tried(self, label: str, owner: Any, name: str, call: Callable[[], Any]) -> list[Tensor]:
         try:
             call()
@@ -133,6 +138,7 @@ class GradientHooks:
         end: runs the hooks at the end of the batch.
         moment: tells what the Trainer's counters are then.
         hooks: those of the step; by default they have no callbacks.
+        options: tells the options of the optimizers at the end of the step.
 
     Example:
         >>> from pytorch_lightning import LightningModule, Trainer
@@ -141,8 +147,8 @@ class GradientHooks:
         ...         self.weight.grad.clamp_(-1, 1)
         >>> module = Clamping()
         >>> module.trainer = Trainer(accelerator="cpu", logger=False)
-        >>> bool(GradientHooks(module, lambda: None))
-        True
+        >>> GradientHooks(module, lambda: None).names()[0]
+        'on_after_backward'
     """
 
     def __init__(
@@ -151,8 +157,9 @@ class GradientHooks:
         end: Callable[[], Any],
         moment: Callable[[], Mapping[str, Any]] = dict,
         hooks: Hooks | None = None,
+        options: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
-        self._module, self._end, self._moment = pl_module, end, moment
+        self._module, self._end, self._moment, self._options = pl_module, end, moment, options
         self._hooks = hooks or Hooks(pl_module, self.names())
         self._parameters = list(pl_module.named_parameters(remove_duplicate=False))
 
@@ -161,13 +168,8 @@ class GradientHooks:
         """The hooks that run."""
         return (*_ON_GRADIENTS, *around("training_step")[1])
 
-    def __bool__(self) -> bool:
-        """Whether there are such hooks, or hooks of optimizers."""
-        trainer: Any = self._module._trainer
-        return any(map(self._hooks.has, self.names())) or any(any(own_hooks(o)) for o in trainer.optimizers)
-
-    def __call__(self) -> None:
-        """Run them, for each optimizer."""
+    def __call__(self) -> dict[str, Any]:
+        """Run them, for each optimizer; return what they and the step leave for the next one, and errors of hooks."""
         module: Any = self._module
         trainer: Any = module._trainer
         run = self._hooks.run
@@ -187,6 +189,9 @@ class GradientHooks:
                 else:
                     optimizer.step(closure)
             self._end()
+            options = {f"{name}, behind the step": value for name, value in options_of(record.optimizers).items()}
+        failures = {f"the error of {label}": 1.0 for label in self._hooks.failures}
+        return {**self._options(), **options, **self._hooks.left(), **failures}
 
     def _present(self, groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The groups of an optimizer, of the parameters that the module has in the meantime."""

@@ -67,6 +67,7 @@ class OtherMoments(Mapping[str, Way]):
         self._numbers = {n for code, owner in codes for n in _numbers(code, owner)}
         self._asks = _asks_for_batch(pl_module, name)
         self._arguments, self._noted = arguments, {} if noted is None else noted
+        self._late = _last_of_fit(pl_module)
         self._present = {"epoch": 0, "step": 0, **(present or {}), "batch": arguments[1]}
 
     def __iter__(self) -> Iterator[str]:
@@ -102,7 +103,16 @@ class OtherMoments(Mapping[str, Way]):
         """The numbers that may make a difference: the next one, those that decide and around them, and a late one."""
         present, noted = self._present[count], self._noted.get(count, ())
         around = (n + step for n in sorted({*self._numbers, *noted}) for step in (-1, 0, 1))
-        return [n for n in dict.fromkeys((present + 1, *around, _LATE)) if n >= 0 and n != present]
+        return [
+            n for n in dict.fromkeys((present + 1, *around, self._late.get(count, _LATE))) if n >= 0 and n != present
+        ]
+
+
+def _last_of_fit(pl_module: Any) -> dict[str, int]:
+    """The last epoch and the last step of a fit, where it has an end: later ones may be too much for the machine."""
+    trainer = pl_module._trainer
+    ends = {"epoch": getattr(trainer, "max_epochs", None), "step": getattr(trainer, "max_steps", None)}
+    return {count: end - 1 for count, end in ends.items() if end is not None and end > 0}
 
 
 def counters(moment: Mapping[str, Any]) -> dict[str, Any]:

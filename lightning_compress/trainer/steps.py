@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import engine
 from lightning_compress.trainer.counts import Count
 from lightning_compress.trainer.hooks import GradientHooks, Hooks, around
+from lightning_compress.trainer.left_behind import options_of
 from lightning_compress.trainer.loaders import first_of_each, same_order
 from lightning_compress.trainer.moments import OtherMoments, counters
 from lightning_compress.trainer.named import named_tensors
@@ -90,12 +91,14 @@ def step_entries(trainer: Trainer, pl_module: LightningModule, kinds: Sequence[s
             name = kind if len(drawn[kind]) == 1 else f"{kind} ({number})"
             placed = apply_to_collection(arguments, Tensor, lambda t: t.to(pl_module.device))
             step = Step(pl_module, kind)
-            hooks = GradientHooks(pl_module, step.end, step.moment, step.hooks) if kind == TRAINING else None
+            hooks = (
+                GradientHooks(pl_module, step.end, step.moment, step.hooks, step.options) if kind == TRAINING else None
+            )
             present = {"epoch": trainer.current_epoch, "step": trainer.global_step}
             entries[name] = engine.Entry(
                 step, tuple(placed), training=kind == TRAINING, name=name, fixed=_OF_EVERY_MODULE,
                 others=OtherMoments(pl_module, kind, tuple(placed), present, step.hooks.callbacks, step.noted),
-                after=hooks if hooks else None,
+                after=hooks if kind == TRAINING else step.left,
             )  # fmt: skip
     return entries
 
@@ -210,6 +213,7 @@ class Step:
         self._callbacks = self.hooks.callbacks  # where the engine looks for modules
         self._last: tuple[Any, ...] = ()
         self._counters: Mapping[str, Any] = {}
+        self._options: Mapping[str, float] = {}
         self.noted: dict[str, set[int]] = {"batch": set(), "epoch": set(), "step": set()}
         self.__name__ = kind
 
@@ -242,6 +246,7 @@ class Step:
             self._last = (left, *arguments)
             if not torch.is_grad_enabled():
                 read += self.end()
+            self._options = options_of(record.optimizers)
         return [out, [*record.values, *read]]
 
     def _optimize(self, out: Any, arguments: Sequence[Any], optimizers: Sequence[Any]) -> list[Tensor]:
@@ -264,6 +269,14 @@ class Step:
     def moment(self) -> Mapping[str, Any]:
         """What the Trainer's counters were in the last call, where they were others than now."""
         return self._counters
+
+    def options(self) -> Mapping[str, float]:
+        """The options of the optimizers at the end of the last call."""
+        return self._options
+
+    def left(self) -> dict[str, Any]:
+        """What the last call left besides what it returned: options of optimizers, and what is in attributes."""
+        return {**self._options, **self.hooks.left()}
 
     def end(self) -> list[Tensor]:
         """Run the hooks at the end of the batch and the epoch; where gradients are asked for, once they are there.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytorch_lightning import LightningModule
+from pytorch_lightning import LightningModule, Trainer
 
 from lightning_compress.trainer.moments import OtherMoments
 
@@ -63,3 +63,12 @@ def test_arguments() -> None:
     moments = OtherMoments(Counting(), "training_step", ("batch", 0))
     assert moments["epoch 7"] == (("batch", 0), {"epoch": 7}) and moments["step 29"] == (("batch", 0), {"step": 29})
     assert OtherMoments(Steps(), "test_step", ("batch", 0, 1))["batch 1"] == (("batch", 1, 1), {})
+
+
+def test_a_fit_that_ends_has_no_later_moments() -> None:
+    """Images that grow with the epoch would not fit into memory in the millionth one."""
+    module = Counting()
+    module.trainer = Trainer(max_epochs=40, max_steps=-1, accelerator="cpu", logger=False)
+    labels = _labels(module, "training_step")
+    assert "epoch 39" in labels and "step 1000000" in labels
+    assert "epoch 1000000" not in labels

@@ -1,0 +1,80 @@
+"""What a step and its hooks leave for the next one besides weights: options of optimizers, numbers, tensors."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from pytorch_lightning import LightningModule
+
+__all__ = ["attributes_of", "options_of"]
+
+_DEEPEST = 3
+_LIBRARIES = ("torch.", "torchmetrics.")
+
+
+def options_of(optimizers: Iterable[Any]) -> dict[str, float]:
+    """Return the numbers in the parameter groups of optimizers.
+
+    Args:
+        optimizers: the optimizers.
+
+    Example:
+        >>> import torch
+        >>> options = options_of([torch.optim.SGD([torch.ones(1)], lr=0.5)])
+        >>> options["lr of group 0 of SGD"]
+        0.5
+    """
+    return {
+        f"{name} of group {number} of {optimizer.__class__.__name__}": value
+        for optimizer in optimizers
+        for number, group in enumerate(getattr(optimizer, "param_groups", ()))
+        for name, value in group.items()
+        if type(value) is float
+    }
+
+
+def attributes_of(pl_module: LightningModule, callbacks: Iterable[Any]) -> dict[str, Any]:
+    """Return the tensors and the floats in public attributes of a LightningModule, its parts, and callbacks.
+
+    Whole numbers count, or are sizes, which a compaction changes by itself.
+
+    Args:
+        pl_module: the LightningModule.
+        callbacks: the user's.
+
+    Example:
+        >>> from pytorch_lightning import LightningModule
+        >>> module = LightningModule()
+        >>> module.scale, module.seen = 0.5, {"loss": [1.0, 2]}
+        >>> attributes_of(module, [])
+        {'scale': 0.5, 'seen.loss.0': 1.0}
+    """
+    owners = [(f"{type(callback).__name__}.", callback) for callback in callbacks]
+    owners += [
+        (f"{name}." if name else "", module)
+        for name, module in pl_module.named_modules()
+        if not f"{type(module).__module__}.".startswith(_LIBRARIES)
+    ]
+    return {
+        f"{prefix}{path}": leaf
+        for prefix, owner in owners
+        for name, value in vars(owner).items()
+        if not name.startswith("_")
+        for path, leaf in _leaves(name, value, _DEEPEST)
+    }
+
+
+def _leaves(path: str, value: Any, levels: int) -> Iterator[tuple[str, Any]]:
+    if type(value) is float:
+        yield path, value
+    elif isinstance(value, Tensor):
+        yield path, value.detach().clone()
+    elif levels and isinstance(value, (list, tuple, deque, Mapping)):
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, item in items:
+            yield from _leaves(f"{path}.{key}", item, levels - 1)
