@@ -9,7 +9,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import GradientAccumulationScheduler, LambdaCallback
 
 from lightning_compress import ChannelPruning
-from lightning_compress.trainer.hooks import GradientHooks
+from lightning_compress.trainer.hooks import GradientHooks, Hooks
 from tests.lightning_compress.models import Wrapped
 
 
@@ -33,7 +33,9 @@ def _module(*callbacks: Callback) -> LightningModule:
 
 def test_there_are_none() -> None:
     """Callbacks of Lightning, and those of this package, are none."""
-    assert not GradientHooks(_module(GradientAccumulationScheduler({1: 2}), ChannelPruning()), lambda: None)
+    module = _module(GradientAccumulationScheduler({1: 2}), ChannelPruning())
+    hooks = Hooks(module, GradientHooks.names())
+    assert not hooks.callbacks and not any(map(hooks.has, GradientHooks.names()))
 
 
 def test_a_callback_runs_as_a_copy() -> None:
@@ -42,7 +44,6 @@ def test_a_callback_runs_as_a_copy() -> None:
     module = _module(callback)
     module.net.fc.weight.grad = torch.ones_like(module.net.fc.weight)
     hooks = GradientHooks(module, lambda: None)
-    assert hooks
     hooks()
     assert not module.net.fc.weight.grad.any() and not callback.seen
 
@@ -62,6 +63,5 @@ def test_hooks_that_are_attributes() -> None:
             module.on_after_backward = lambda module=module: _zero(module)
         module.net.fc.weight.grad = torch.ones_like(module.net.fc.weight)
         hooks = GradientHooks(module, lambda: None)
-        assert hooks
         hooks()
         assert not module.net.fc.weight.grad.any()
