@@ -214,12 +214,14 @@ def _passed_indices(tree: _Function, indices: Mapping[str, Mapping[str, int]]) -
 def _is_computed(number: ast.expr, tree: _Function) -> bool:
     """Whether a number is neither written down, nor what a loop counts, nor an attribute or an argument as it is.
 
+    Attributes of other objects (``self.options.level``) are recorded at other values only where code sets them itself.
+
     Flags that are only put together (``self.a and not b``, ``all([a, b])``) are recorded in all ways.
     """
     if isinstance(number, ast.Name):
         own = (b.value for b in bindings(tree).get(number.id, ()) if isinstance(b.node, (ast.Assign, ast.AnnAssign)))
         return any(value is not None and _computes(value) for value in (*own, *_further_values(number.id, tree)))
-    return _computes(number)
+    return _computes(number) or isinstance(number, ast.Attribute) and isinstance(number.value, ast.Attribute)
 
 
 def _further_values(name: str, tree: _Function) -> Iterator[ast.expr]:

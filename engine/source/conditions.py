@@ -27,8 +27,8 @@ from engine.source.version_checks import version_check
 
 __all__ = ["ALWAYS_FALSE", "TYPE_CHECKS", "Conditions", "has_fixed_result"]
 
-ALWAYS_FALSE = frozenset({"is_scripting"})
-"""Functions that return False wherever a model runs as Python code, which it also does while torch traces it."""
+ALWAYS_FALSE = frozenset({"is_scripting", "_is_scripting", "_is_tracing"})
+"""Functions that return False wherever a model runs as Python code; with the last, torchvision asks itself."""
 _ASK_FOR_EXPORT = frozenset("is_tracing is_compiling is_exporting is_dynamo_compiling is_torchdynamo_compiling".split())
 
 _FIXED_KINDS = (type, torch.dtype, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
@@ -231,8 +231,8 @@ class Conditions:
 
     def _call(self, node: ast.Call, visited: _Visited) -> bool:
         function = getattr(node.func, "attr", getattr(node.func, "id", ""))
-        if function.lstrip("_") in ALWAYS_FALSE | _ASK_FOR_EXPORT:
-            return function.lstrip("_") in ALWAYS_FALSE
+        if function in ALWAYS_FALSE | _ASK_FOR_EXPORT:
+            return function in ALWAYS_FALSE
         if self._version_check(node) is not None:
             return True
         if function in _TYPE_CHECKS and node.args:  # `x.type()` is a text, which a cast changes

@@ -137,7 +137,7 @@ def _is_the_same(test: ast.AST | None, varying: Collection[str]) -> bool:
         if isinstance(node, ast.Call):
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
             is_plain = isinstance(node.func, ast.Name) and name in vars(builtins)
-            if not (is_plain or name.lstrip("_") in ALWAYS_FALSE):
+            if not (is_plain or name in ALWAYS_FALSE):
                 return False
     return True
 

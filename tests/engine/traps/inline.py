@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -163,6 +165,44 @@ def _with_gradients(model: nn.Module) -> Any:
     return copy.deepcopy(model).eval()(noise(3)).detach()
 
 
+@dataclasses.dataclass
+class _Options:
+    """Settings of a network."""
+
+    tap: int = 2
+
+
+class _Replaced(_Levels):
+    def set_up(self) -> None:
+        self.options: Any = _Options()
+
+    def mark(self, k: int) -> None:
+        self.options = dataclasses.replace(self.options, tap=k)
+
+    def forward(self, x: Tensor) -> Any:
+        levels = []
+        for layer in self.layers:
+            x = layer(x)
+            levels.append(x)
+        return self.head(levels[self.options.tap])
+
+
+class _Updated(_Replaced):
+    def set_up(self) -> None:
+        self.options = SimpleNamespace(tap=2)
+
+    def mark(self, k: int) -> None:
+        vars(self.options).update(tap=k)
+
+
+def _marked(model: nn.Module) -> list[Any]:
+    results = []
+    for k in range(4):
+        model.mark(k)  # type: ignore[operator]
+        results.append(called(noise(3))(model))
+    return results
+
+
 def _traced(model: nn.Module) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch would rather export, many still trace
@@ -206,6 +246,9 @@ TRAPS = [
          lambda model: noise(2), [_in_single_precision], tolerance=1e-5),
     _trap("a list of layers that are on", "[l for l in self.layers if l.enabled]", _Listed, _without_two),
     _trap("a property that filters layers", "filter(lambda l: l.enabled, self.layers)", _Property, _without_two),
+    _trap("a level in settings that a method replaces", "self.cfg = dataclasses.replace(self.cfg, tap=k)", _Replaced,
+          _marked),
+    _trap("a level in settings that a method updates", "vars(self.cfg).update(tap=k)", _Updated, _marked),
     Trap("rounds by a logarithm", "StyleGAN: range(int(math.log2(size)))", _Logarithm,
          lambda model: noise(18).unflatten(0, (2, 9)), [called(noise(n)[None]) for n in (1, 2, 17, 40)]),
     _trap("rounds by a root", "range(round(n ** 0.5))", _Root, *LARGER),
