@@ -16,14 +16,18 @@ __all__ = ["assume_fallbacks_vary"]
 def assume_fallbacks_vary(
     coverages: Iterable[FunctionCoverage],
     arguments: Callable[[CodeType], Collection[str]],
+    parameters: Collection[str],
     dataflow: Dataflow,
     assumptions: Assumptions,
 ) -> None:
-    """Count constants that replace omitted arguments as used and varying, and what ops compute with numbers that do.
+    """Count constants and parameters that replace omitted arguments as used and varying.
+
+    The same holds for what ops compute with numbers that replace one.
 
     Args:
         coverages: the functions that ran.
         arguments: returns, for the code of a function, its arguments that other calls of the model may pass.
+        parameters: names of the model's parameters.
         dataflow: of the recorded ops.
         assumptions: is extended.
     """
@@ -32,6 +36,7 @@ def assume_fallbacks_vary(
         for name, held in coverage.fallbacks.items():
             values = [v for kind, recorded in held if kind == "values" for v in recorded] if name in names else []
             constants = list(filter(dataflow.is_constant, values))
+            constants += [value for value in values if value.stored and value.name in parameters]
             assumptions.use(constants, f"replaces the argument {name!r}, which the example omits")
             assumptions.vary(constants)
         _assume_numbers_vary(coverage, names, dataflow, assumptions)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from torch import nn
+
 from engine.program.graph import Value
 from engine.recording.dataflow import Dataflow
 from engine.recording.recorded_runs import RecordedRuns
@@ -17,7 +19,7 @@ from engine.recording.untaken import UntakenBranch
 from engine.source.effects import names_read
 from engine.source.syntax import compares_with_none, nodes_of
 
-__all__ = ["values_instead"]
+__all__ = ["parameters_instead", "values_instead"]
 
 
 def values_instead(branch: UntakenBranch, runs: RecordedRuns, dataflow: Dataflow) -> Iterator[Value]:
@@ -31,6 +33,7 @@ def values_instead(branch: UntakenBranch, runs: RecordedRuns, dataflow: Dataflow
     other = branch.branch.instead
     if other is None or branch.consumer() is not None:
         return
+    yield from parameters_instead(branch, runs)
     if _stands_in(branch):
         return
     if not isinstance(other, ast.Call):
@@ -39,6 +42,18 @@ def values_instead(branch: UntakenBranch, runs: RecordedRuns, dataflow: Dataflow
     yield from results
     if isinstance(other, ast.Call) and not results:  # a method or a function of the model's
         yield from values_around(branch.owner, runs.modules, dataflow)
+
+
+def parameters_instead(branch: UntakenBranch, runs: RecordedRuns) -> Iterator[Value]:
+    """Yield the parameters on the other side, in whose place a call may put other ones.
+
+    Args:
+        branch, runs: as for `values_instead`.
+    """
+    other = branch.branch.instead
+    held = (branch.attribute(node) for node in nodes_of(other, ast.Attribute)) if other is not None else ()
+    names = (branch.parameter_name(value) for value in held if isinstance(value, nn.Parameter))
+    yield from (runs.stored[name] for name in names if name is not None and name in runs.stored)
 
 
 def _stands_in(branch: UntakenBranch) -> bool:

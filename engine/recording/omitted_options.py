@@ -86,8 +86,9 @@ def use_values_beside_omitted_options(
             use_values_around_code(code, runs.modules, dataflow, assumptions, reason, runs.coverage.called)
         for node in uses.ops_without():
             reason = f"is computed without an argument that other calls may pass, at {node.site}"
-            assumptions.use(node.outputs, reason)
-            assumptions.vary(node.outputs)
+            replaced = [value for value in node.inputs if value.stored]
+            assumptions.use([*node.outputs, *replaced], reason)
+            assumptions.vary([*node.outputs, *replaced])
 
 
 def _ran(coverages: Collection[FunctionCoverage], node: ast.AST) -> bool:
@@ -298,8 +299,17 @@ class _Uses:
         """Yield the recorded ops that such an argument goes to, and that have no tensor there."""
         for call in nodes_of(self._tree, ast.Call):
             parts = [*call.args, *(keyword.value for keyword in call.keywords)]
-            if any(map(self._carries, parts)):
-                yield from filter(_lacks_tensor, self._ops(call))
+            carried = list(filter(self._carries, parts))
+            replaced = any(map(_has_attribute_as_default, carried))
+            yield from (node for node in self._ops(call) if carried and (replaced or _lacks_tensor(node)))
+
+
+def _has_attribute_as_default(part: ast.expr) -> bool:
+    """Whether an expression looks something up that an attribute stands in for: ``params.get("bias", self.bias)``."""
+    match part:
+        case ast.Call(func=ast.Attribute(attr="get" | "pop"), args=[_, ast.Attribute()]):
+            return True
+    return False
 
 
 def _lacks_tensor(node: Node) -> bool:

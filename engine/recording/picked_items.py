@@ -11,8 +11,9 @@ import builtins
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import CodeType, FunctionType
+from typing import Any
 
 from torch import nn
 
@@ -76,6 +77,8 @@ def use_values_picked_by_numbers(
             if (code, (pick.end_lineno, pick.end_col_offset)) in of_tensors:  # the op receives the number
                 continue
             if coverages and not any(c.function.ran(pick, c.ran) for c in coverages):
+                continue
+            if _is_of_another_object(number) and not sources.is_whole(number):
                 continue
             if sources.may_be_set(number) and not sources.are_options_alone(pick):
                 reason = f"could be picked in {code.co_name} by {ast.unparse(number)}, which may be another number"
@@ -221,7 +224,11 @@ def _is_computed(number: ast.expr, tree: _Function) -> bool:
     if isinstance(number, ast.Name):
         own = (b.value for b in bindings(tree).get(number.id, ()) if isinstance(b.node, (ast.Assign, ast.AnnAssign)))
         return any(value is not None and _computes(value) for value in (*own, *_further_values(number.id, tree)))
-    return _computes(number) or isinstance(number, ast.Attribute) and isinstance(number.value, ast.Attribute)
+    return _computes(number) or _is_of_another_object(number)
+
+
+def _is_of_another_object(number: ast.expr) -> bool:
+    return isinstance(number, ast.Attribute) and isinstance(number.value, ast.Attribute)
 
 
 def _further_values(name: str, tree: _Function) -> Iterator[ast.expr]:
@@ -305,6 +312,12 @@ class _Sources:
         bound += [value for name in names for value in _further_values(name, self._tree)]
         return steps > 0 and any(self.may_be_set(value, steps - 1) for value in bound)
 
+    def is_whole(self, attribute: ast.expr) -> bool:
+        """Whether an attribute of an object that the module holds is a whole number, not the name of a function."""
+        _, _, path = (path_of(attribute) or "").partition(".")
+        held = [_held(owner, path.split(".")) for owner in self._owners]
+        return any(type(value) is int for value in held)
+
     def _is_length(self, expr: ast.expr) -> bool:
         """Whether an expression is the length of a tensor: ``len(x)``."""
         is_len = isinstance(expr, ast.Call) and getattr(expr.func, "id", "") == "len"
@@ -326,6 +339,12 @@ class _Sources:
         if path.endswith("()") and not all(_is_method(owner, path.removesuffix("()")) for owner in self._owners):
             path = path.removesuffix("()")  # of a module
         return all(self._mutability.never_changed(owner, path) for owner in self._owners)
+
+
+def _held(owner: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        owner = getattr(owner, name, None)
+    return owner
 
 
 def _is_size(expr: ast.expr) -> bool:

@@ -25,7 +25,7 @@ from engine.recording.dynamic_calls import assume_nothing_of_dynamic_calls
 from engine.recording.forward_arguments import ForwardArguments
 from engine.recording.held_types import branches_without_other, may_continue_after_error
 from engine.recording.idle_modules import IdleModules, unrecorded_methods
-from engine.recording.inline_choices import values_instead
+from engine.recording.inline_choices import parameters_instead, values_instead
 from engine.recording.mentioned_modules import use_values_near_idle_modules
 from engine.recording.model_code import source_files
 from engine.recording.module_results import results_used_otherwise
@@ -69,10 +69,9 @@ def assumptions_about_unreached_code(
     for code in runs.coverage.cut_off:
         reason = f"could be used by the code of {code.co_name} that an error cut off"
         use_values_around_code(code, runs.modules, dataflow, assumptions, reason)
-    assume_fallbacks_vary(runs.coverage.functions.values(), arguments.that_vary_in, dataflow, assumptions)
-    assume_nothing_of_dynamic_calls(
-        runs.nodes, runs.coverage.functions.values(), arguments.options_of, mutability, assumptions
-    )
+    coverages = runs.coverage.functions.values()
+    assume_fallbacks_vary(coverages, arguments.that_vary_in, runs.parameters, dataflow, assumptions)
+    assume_nothing_of_dynamic_calls(runs.nodes, coverages, arguments.options_of, mutability, assumptions)
     use_values_chosen_by_lists(runs, dataflow, assumptions)
     use_values_beside_omitted_options(runs, arguments.omitted_in, declared, mutability, dataflow, assumptions)
     doubt_numbers_set_later(runs, assumptions)
@@ -181,6 +180,7 @@ class _UntakenBranches:
             for name in branch.replaced(selecting=self._selects_alone(branch)):
                 self._touch(branch.values_of(name, self._runs.stored), Effect.USES, branch)
             self._touch(values_instead(branch, self._runs, self._dataflow), Effect.USES, branch)
+            self._assumptions.vary(parameters_instead(branch, self._runs))
         values_read = branch.values_read(self._runs.stored)
         used = self._variables_used(branch, values_read) if values_read else None
         if used is None:

@@ -290,7 +290,7 @@ class UntakenBranch:
         result = {name: self.values_of(name, stored) for name in names}
         for node in (inner for outer in self.branch.nodes for inner in nodes_read(outer)):
             held = self.attribute(node) if isinstance(node, ast.Attribute) else None
-            name = self._parameter_name(held) if isinstance(held, nn.Parameter) else None
+            name = self.parameter_name(held) if isinstance(held, nn.Parameter) else None
             if name is not None and name in stored:
                 result[f"{name} "] = [stored[name]]
         return {name: values for name, values in result.items() if values}
@@ -309,7 +309,8 @@ class UntakenBranch:
         values = [v for kind, held in self._seen.get(variable, ()) if kind in _RECORDED for v in held]
         return list(filter(self._dataflow.contains, values))
 
-    def _parameter_name(self, tensor: nn.Parameter) -> str | None:
+    def parameter_name(self, tensor: nn.Parameter) -> str | None:
+        """Return the name of a parameter in the model."""
         named = (
             (f"{n}.{key}".lstrip("."), own) for n, m in self._modules.items() for key, own in m._parameters.items()
         )

@@ -9,11 +9,12 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.recording import unreached
+from engine.recording import inline_choices, unreached
 from engine.recording.forward_arguments import ForwardArguments
 from engine.recording.omitted_options import _Uses
 from tests.engine.traps.entering import Net, called, noise
@@ -91,6 +92,33 @@ class _Biases(Net):
         for layer, bias in zip([self.enter], biases, strict=True):
             x = F.linear(x, layer.weight, bias).relu()
         return self.leave(x)  # type: ignore[no-any-return]
+
+
+class _OwnBias(Net):
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return self.leave(  # type: ignore[no-any-return]
+            F.linear(x, self.enter.weight, self.enter.bias if bias is None else bias).sigmoid()
+        )
+
+
+class _FilledIn(Net):
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        if bias is None:
+            bias = self.enter.bias
+        return self.leave(F.linear(x, self.enter.weight, bias).sigmoid())  # type: ignore[no-any-return]
+
+
+class _Functional(Net):
+    def forward(self, x: Tensor, params: dict[str, Tensor] | None = None) -> Tensor:
+        params = params or dict(self.named_parameters())
+        h = F.linear(x, params["enter.weight"], params["enter.bias"]).relu()
+        return F.linear(h, params["leave.weight"], params["leave.bias"])
+
+
+class _Looked(Net):
+    def forward(self, x: Tensor, params: Any = None) -> Tensor:
+        params = params or {}
+        return self.leave(F.linear(x, self.enter.weight, params.get("bias", self.enter.bias)).relu())  # type: ignore[no-any-return]
 
 
 # ---------------------------------------------------------------- containers
@@ -212,6 +240,10 @@ SHIFT = _normal(3, 1)
 SHIFTED = called(noise(3), shift=SHIFT)
 TAPS = [called(noise(3), tap=tap) for tap in (1, 2, 3)]
 
+PARAMETERS = {
+    "enter.weight": _normal(8, 4), "enter.bias": _normal(8), "leave.weight": _normal(3, 8), "leave.bias": _normal(3),
+}  # fmt: skip
+
 TRAPS = [
     _trap("an argument among the terms of a loop", "for t in (pos, cond): if t is not None", _Loop, SHIFTED),
     _trap("an argument among the terms of a sum", "sum(t for t in (h, cond) if t is not None)", _Sum, SHIFTED),
@@ -226,6 +258,14 @@ TRAPS = [
           called(noise(3), bias=_normal(8))),
     _trap("biases in a list that the caller may pass", "functional layers", _Biases,
           called(noise(3), biases=[_normal(8)])),
+    _trap("a bias in the place of the layer's own", "self.bias if bias is None else bias", _OwnBias,
+          called(noise(3), bias=_normal(8))),
+    _trap("a bias that is filled in", "if bias is None: bias = self.bias", _FilledIn,
+          called(noise(3), bias=_normal(8))),
+    _trap("parameters in the place of all own ones", "MAML: params or dict(self.named_parameters())", _Functional,
+          called(noise(3), params=PARAMETERS)),
+    _trap("a bias that is looked up", "params.get('bias', self.bias)", _Looked,
+          called(noise(3), params={"bias": _normal(8)})),
     _trap("a list that is empty by default", "if ts is None: ts = []", _EmptyList, called(noise(3), terms=[SHIFT])),
     _trap("a list that another one may extend", "xs.extend(ts or [])", _Extended,
           called(noise(3), terms=[_normal(3, 8)])),
@@ -241,6 +281,11 @@ TRAPS = [
 ]  # fmt: skip
 
 
+def _no_parameters_instead(patch: pytest.MonkeyPatch) -> None:
+    for module in (inline_choices, unreached):
+        patch.setattr(module, "parameters_instead", lambda branch, runs: iter(()))
+
+
 ABLATIONS = [
     Ablation(
         "what an omitted argument may join is used",
@@ -251,6 +296,16 @@ ABLATIONS = [
         "an op may get the tensor that the example leaves out",
         lambda patch: patch.setattr(_Uses, "ops_without", lambda self: iter(())),
         "a bias that the caller may pass",
+    ),
+    Ablation(
+        "parameters that stand in for an argument are used",
+        lambda patch: patch.setattr("engine.recording.unreached.assume_fallbacks_vary", lambda *arguments: None),
+        "a bias that is filled in",
+    ),
+    Ablation(
+        "parameters on the other side of an expression vary",
+        _no_parameters_instead,
+        "a bias in the place of the layer's own",
     ),
     Ablation(
         "omitted arguments are followed",
