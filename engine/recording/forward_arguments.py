@@ -105,11 +105,12 @@ def _omitted(model: nn.Module, args: Any, kwargs: Any) -> set[str]:
     except (TypeError, ValueError):
         return set()
     bound.apply_defaults()
-    return {name for name, value in bound.arguments.items() if _is_empty(value) and value not in ([], ())}
+    rest = {p.name for p in signature.parameters.values() if p.kind is p.VAR_POSITIONAL}
+    return {name for name, value in bound.arguments.items() if _is_empty(value)} - rest
 
 
 def _is_empty(value: Any) -> bool:
-    """Whether a value is None, or a container without anything else; lists without items are recorded with some."""
+    """Whether a value is None, or a container without anything else."""
     items = value.values() if isinstance(value, dict) else value
     return value is None or type(value) in (tuple, list, dict, set) and all(map(_is_empty, items))
 

@@ -122,7 +122,9 @@ def _containers_filled_later(code: CodeType, called: Collection[CodeType], mutab
 
 
 def _may_grow(value: Any) -> bool:
-    """Whether a value is an empty container, one with tensors, or a dictionary of plain values."""
+    """Whether a value is None, an empty container, one with tensors, or a dictionary of plain values."""
+    if value is None:
+        return True
     if type(value) not in (list, dict, set, collections.deque):
         return False
     items = list(value.values() if isinstance(value, dict) else value)
@@ -190,7 +192,8 @@ class _Uses:
     def _is_item_of_attribute(self, binding: Binding) -> bool:
         """Whether a loop takes what it binds out of a container in an attribute."""
         paths = {path_of(node) for node in nodes_of(binding.value, ast.Attribute)}
-        return isinstance(binding.node, (ast.For, ast.comprehension)) and not paths.isdisjoint(self._own)
+        is_direct = isinstance(binding.value, (ast.Attribute, ast.Call))
+        return is_direct and isinstance(binding.node, (ast.For, ast.comprehension)) and not paths.isdisjoint(self._own)
 
     def _is_replaced(self, name: str) -> bool:
         """Whether the function assigns a tensor to an argument that is None."""

@@ -90,7 +90,8 @@ def _picks(tree: _Function) -> Iterator[tuple[ast.expr, ast.expr]]:
     """Yield subscripts, and calls of methods, that pick items or slices, each with a computed number by which it does.
 
     What stands between commas is an index of a tensor, whose numbers its op receives; what attributes hold, modules and
-    settings, other analyses follow.
+    settings, other analyses follow. Attributes of other objects (``self.options.level``) may be of an object that code
+    replaces, which no recording does.
 
     Example:
         >>> text = "def f(a, k):\\n  c = k % 3\\n  return a[k // 2], a[c], a[0], a[k], a[:-k], a[0, -k], a.get(k - 1)"
@@ -113,8 +114,11 @@ def _picks(tree: _Function) -> Iterator[tuple[ast.expr, ast.expr]]:
             case _:
                 continue
         for number in (n for n in numbers if n is not None):
+            is_slice = isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice)
             if (
                 _is_computed(number, tree)
+                or _is_of_another_object(number)
+                and not is_slice  # layers up to a depth are called in turn
                 or isinstance(node, ast.Subscript)
                 and isinstance(node.ctx, ast.Load)
                 and _has_computed_keys(node.value, tree)
@@ -215,16 +219,11 @@ def _passed_indices(tree: _Function, indices: Mapping[str, Mapping[str, int]]) -
 
 
 def _is_computed(number: ast.expr, tree: _Function) -> bool:
-    """Whether a number is neither written down, nor what a loop counts, nor an attribute or an argument as it is.
-
-    Attributes of other objects (``self.options.level``) are recorded at other values only where code sets them itself.
-
-    Flags that are only put together (``self.a and not b``, ``all([a, b])``) are recorded in all ways.
-    """
+    """Whether a number is neither written down, nor what a loop counts, nor an attribute or an argument as it is."""
     if isinstance(number, ast.Name):
         own = (b.value for b in bindings(tree).get(number.id, ()) if isinstance(b.node, (ast.Assign, ast.AnnAssign)))
         return any(value is not None and _computes(value) for value in (*own, *_further_values(number.id, tree)))
-    return _computes(number) or _is_of_another_object(number)
+    return _computes(number)
 
 
 def _is_of_another_object(number: ast.expr) -> bool:

@@ -15,13 +15,13 @@ from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.program.trees import tensors_in
 from engine.source.branches import Branch, FunctionBranches, branches_of
 from engine.source.function_text import lines_of
 from engine.source.instructions import arguments_of, has_while_loop
-from engine.source.omitted_arguments import fallback_variables
+from engine.source.omitted_arguments import fallback_variables, holds_either
 from engine.source.rounds import MOST_VALUES, Rounds, repeatable
 from engine.source.sites import CALLBACKS, ENGINE, is_library
 from engine.source.skips import SkipWatch
@@ -367,7 +367,9 @@ class CoverageTracer:
                 tensors = list(islice(tensors_in(held), MOST_VALUES))
                 if list(map(id, tensors)) != list(map(id, last.get(name, ()))):
                     last[name] = tensors
-                    self._fallbacks += [(coverage, argument, tensor) for tensor in tensors]
+                    either = holds_either(coverage.function.tree, name, argument)
+                    own = (t for t in tensors if either or not isinstance(t, nn.Parameter))
+                    self._fallbacks += [(coverage, argument, tensor) for tensor in own]
 
 
 def _is_filled(value: Any) -> bool:

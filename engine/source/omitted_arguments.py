@@ -12,7 +12,7 @@ from engine.source.branches import FunctionBranches
 from engine.source.effects import names_read
 from engine.source.instructions import arguments_of
 
-__all__ = ["ends_of_numeric_fallbacks", "fallback_variables"]
+__all__ = ["ends_of_numeric_fallbacks", "fallback_variables", "holds_either"]
 
 _CHOICES = (ast.IfExp, ast.BoolOp)
 _OPERATIONS = (ast.BinOp, ast.Call, ast.AugAssign, ast.UnaryOp, ast.Compare)
@@ -48,6 +48,24 @@ def _variables_read_for(tree: ast.AST) -> tuple[tuple[str, frozenset[str]], ...]
     return tuple(
         (name, frozenset(n for b in values for n in names_read(b.value))) for name, values in values_by_name.items()
     )
+
+
+@functools.cache
+def holds_either(tree: ast.AST, variable: str, argument: str) -> bool:
+    """Whether a variable holds an argument as it is, or what replaces it: not what is computed with it.
+
+    Args:
+        tree: syntax of a function.
+        variable, argument: their names.
+
+    Example:
+        >>> tree = ast.parse("def f(self, s=None):\\n  b = self.b if s is None else s\\n  if s: w = self.w * s")
+        >>> holds_either(tree, "b", "s"), holds_either(tree, "w", "s")
+        (True, False)
+    """
+    own = (b.value for b in bindings(tree).get(variable, ()))
+    values = [value for value in own if argument in names_read(value)]
+    return variable == argument or any(not isinstance(value, (ast.BinOp, ast.Call)) for value in values)
 
 
 @functools.cache

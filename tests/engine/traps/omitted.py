@@ -206,6 +206,28 @@ class _Chosen(_Levels):
         return self.head(x)
 
 
+class _KeptOrder(_Levels):
+    def set_up(self) -> None:
+        self.order: Any = None
+
+    def choose(self, order: Any) -> None:
+        """Run the layers in another order from now on."""
+        self.order = order
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.layers[0](x)
+        for i in self.order or range(1, 4):
+            x = self.layers[i](x)
+        return self.head(x)
+
+
+class _Named(Net):
+    def forward(self, x: Tensor, keys: Any = ()) -> Any:
+        h = self.features(x)
+        table = {"h": h, "y": self.leave(h)}
+        return sum((table[key].square().mean(1) for key in keys), table["y"].square().mean(1))
+
+
 class _Settings(_Selecting):
     def set_up(self) -> None:
         self.options: dict[str, Any] = {}
@@ -229,6 +251,11 @@ def _with_prompt(model: nn.Module) -> Any:
 
 def _choosing(model: nn.Module) -> Any:
     model.choose(tap=1)  # type: ignore[operator]
+    return called(noise(3))(model)
+
+
+def _in_order(model: nn.Module) -> Any:
+    model.choose((3, 1))  # type: ignore[operator]
     return called(noise(3))(model)
 
 
@@ -277,6 +304,8 @@ TRAPS = [
     _trap("an order that the caller may pass", "for i in order or range(n)", _Order, called(noise(3), order=(3, 2, 1))),
     _trap("layers that the caller may name", "[self.layers[int(n)] for n in names]", _Chosen,
           called(noise(3), names=("0", "3"))),
+    _trap("an order that a method may set", "for i in self.order or range(n)", _KeptOrder, _in_order),
+    _trap("results that the caller may name", "sum(table[key] for key in keys)", _Named, called(noise(3), keys=("h",))),
     _trap("a level in options that a method sets", "self.select(levels, **self.options)", _Settings, _choosing),
 ]  # fmt: skip
 
