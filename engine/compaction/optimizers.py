@@ -8,7 +8,7 @@ Names are no evidence, and options matter; so the optimizer is tested on a small
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -83,10 +83,8 @@ def is_entrywise(optimizer: Optimizer) -> bool:
                 check_entrywise(optimizer, group, ndim, "a parameter")
     except PlanError:
         return False
-    entries = (
-        (p, e) for p, state in optimizer.state.items() for e in state.values() if isinstance(e, Tensor) and e.ndim
-    )
-    return all(e.ndim == p.ndim and all(n in (1, m) for n, m in zip(e.shape, p.shape, strict=True)) for p, e in entries)
+    states = ((parameter, entry) for parameter, state in optimizer.state.items() for entry in state.values())
+    return all(_has_sizes(e, p.shape) for p, e in states if isinstance(e, Tensor) and e.ndim)
 
 
 def _difference(kind: Any, group: Mapping[str, Any], ndim: int, scale: float) -> float:
@@ -174,7 +172,11 @@ def follows(entry: Tensor, cut: Slice) -> bool:
         entry: an entry of the parameter's state.
         cut: the slice of the parameter.
     """
-    return entry.ndim == len(cut.before) and all(n in (1, m) for n, m in zip(entry.shape, cut.before, strict=True))
+    return _has_sizes(entry, cut.before)
+
+
+def _has_sizes(entry: Tensor, sizes: Sequence[int]) -> bool:
+    return entry.ndim == len(sizes) and all(n in (1, m) for n, m in zip(entry.shape, sizes, strict=True))
 
 
 def check_follows(entry: Tensor, cut: Slice, what: str) -> None:

@@ -46,7 +46,8 @@ class ForwardArguments:
         declared: Callable[[str], bool] = lambda name: False,
         sized: Collection[str] = (),
     ) -> None:
-        self._names, options = _names_and_options(model, args, kwargs)
+        bound = _bound(model, args, kwargs)
+        self._names, options = _names_and_options(bound)
         self._options = {name for name in options if not declared(name)}
         self._passed = passed_arguments(
             model,
@@ -54,7 +55,7 @@ class ForwardArguments:
             Choices(functions_that_choose(model, lambda code: has_place(code, sized)), sized) if sized else None,
         )
         self.code = code_of(type(model).forward)
-        self._omitted = {name for name in _omitted(model, args, kwargs) if not declared(name)}
+        self._omitted = {name for name in _omitted(bound) if not declared(name)}
         self._omitted_elsewhere = passed_arguments(model, self._omitted) if self._omitted else PassedArguments()
 
     def options_of(self, code: CodeType) -> Collection[str]:
@@ -86,27 +87,30 @@ class ForwardArguments:
         )
 
 
-def _names_and_options(model: nn.Module, args: Any, kwargs: Any) -> tuple[set[str], set[str]]:
+def _bound(model: nn.Module, args: Any, kwargs: Any) -> inspect.BoundArguments | None:
+    """Return the arguments of an example by name; None where forward tells no names, or does not take them."""
+    try:
+        return inspect.signature(model.forward).bind_partial(*args, **kwargs)
+    except (TypeError, ValueError):
+        return None
+
+
+def _names_and_options(bound: inspect.BoundArguments | None) -> tuple[set[str], set[str]]:
     """Return the names of the arguments of forward, and of those that an example gives no tensor."""
-    try:
-        signature = inspect.signature(model.forward)
-        bound = signature.bind_partial(*args, **kwargs).arguments
-    except (TypeError, ValueError):
+    if bound is None:
         return set(), set()
-    names = set(signature.parameters)
-    return names, names - {name for name, value in bound.items() if any(True for _ in tensors_in(value))}
+    names = set(bound.signature.parameters)
+    return names, names - {name for name, value in bound.arguments.items() if any(True for _ in tensors_in(value))}
 
 
-def _omitted(model: nn.Module, args: Any, kwargs: Any) -> set[str]:
-    """Return the arguments of forward that are None or empty in an example, in their items as well."""
-    try:
-        signature = inspect.signature(model.forward)
-        bound = signature.bind(*args, **kwargs)
-    except (TypeError, ValueError):
+def _omitted(bound: inspect.BoundArguments | None) -> set[str]:
+    """Return the arguments of forward that are None or empty, in their items as well; ``*args`` are recorded."""
+    if bound is None:
         return set()
-    bound.apply_defaults()
-    rest = {p.name for p in signature.parameters.values() if p.kind is p.VAR_POSITIONAL}
-    return {name for name, value in bound.arguments.items() if _is_empty(value)} - rest
+    defaults = inspect.BoundArguments(bound.signature, bound.arguments.copy())
+    defaults.apply_defaults()
+    rest = {p.name for p in bound.signature.parameters.values() if p.kind is p.VAR_POSITIONAL}
+    return {name for name, value in defaults.arguments.items() if _is_empty(value)} - rest
 
 
 def _is_empty(value: Any) -> bool:

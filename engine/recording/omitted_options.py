@@ -25,7 +25,6 @@ from engine.recording.mutability import Mutability
 from engine.recording.recorded_runs import RecordedRuns
 from engine.recording.surroundings import use_values_around_code
 from engine.source.bindings import Binding, bindings, path_of
-from engine.source.coverage import FunctionCoverage
 from engine.source.function_text import syntax_of
 from engine.source.syntax import nodes_of, parents_of
 
@@ -33,7 +32,10 @@ __all__ = ["use_values_beside_omitted_options"]
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _DISPLAYS = (ast.List, ast.Tuple, ast.Set)
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_HOLDERS = (
+    ast.BoolOp, ast.Dict, ast.GeneratorExp, ast.ListComp, ast.NamedExpr, ast.SetComp, ast.Slice, ast.Starred,
+    ast.keyword,
+)  # fmt: skip
 _TRANSPARENT = frozenset("chain copy deepcopy dict enumerate iter list reversed set sorted tuple zip".split())
 _TELLING = frozenset(
     "all any bool callable float getattr hasattr hash id int isinstance len print range repr setattr str super "
@@ -70,16 +72,14 @@ def use_values_beside_omitted_options(
             ops.setdefault((node.site.code, node.site.end), []).append(node)
     for code in runs.coverage.called:
         tree = syntax_of(code)
-        coverages = [c for c in runs.coverage.functions.values() if c.function.code is code]
-        owners = {f"{c.owner}." if c.owner else "" for c in coverages}
+        owners = {f"{owner}." if owner else "" for other, owner in runs.coverage.functions if other is code}
         names = {*omitted(code)} - {*runs.coverage.filled.get(code, ())}
         names = {name for name in names if not owners or any(not declared(owner + name) for owner in owners)}
         names |= _containers_filled_later(code, runs.coverage.called, mutability) if tree is not None else set()
         if not names or not isinstance(tree, _Function):
             continue
 
-        ran = functools.partial(_ran, coverages)
-        uses = _Uses(tree, names, ran, functools.partial(_ops_of, ops, code))
+        uses = _Uses(tree, names, functools.partial(runs.coverage.ran, code), functools.partial(_ops_of, ops, code))
         if (place := next(uses.beside_others(), None)) is not None:
             what = ast.unparse(place)
             reason = f"could be joined or chosen in {code.co_name} by what the example leaves out or empty: {what}"
@@ -89,10 +89,6 @@ def use_values_beside_omitted_options(
             replaced = [value for value in node.inputs if value.stored]
             assumptions.use([*node.outputs, *replaced], reason)
             assumptions.vary([*node.outputs, *replaced])
-
-
-def _ran(coverages: Collection[FunctionCoverage], node: ast.AST) -> bool:
-    return not coverages or any(c.function.ran(node, c.ran) for c in coverages)
 
 
 def _ops_of(ops: Mapping[Any, Sequence[Node]], code: CodeType, call: ast.expr) -> Sequence[Node]:
@@ -147,7 +143,7 @@ def _is_computed(value: ast.expr) -> bool:
         case ast.Tuple(elts=items) | ast.List(elts=items):
             return bool(items) and all(map(_is_computed, items))
         case ast.Call(func=function):
-            name = getattr(function, "attr", getattr(function, "id", ""))
+            name = _name_of(function)
             return name not in vars(builtins) and name not in _TRANSPARENT | _BINDING and not name[:1].isupper()
     return False
 
@@ -233,7 +229,7 @@ class _Uses:
             case ast.Call(func=ast.Attribute(value=inner)) if carries(inner):
                 return True
             case ast.Call(func=function, args=args, keywords=keywords):
-                name = getattr(function, "attr", getattr(function, "id", ""))
+                name = _name_of(function)
                 is_made_of = name in vars(builtins) or name in _TRANSPARENT | _BINDING or name[:1].isupper()
                 return is_made_of and any(map(carries, (*args, *(k.value for k in keywords))))
         return False
@@ -250,53 +246,51 @@ class _Uses:
     def _chosen_at(self, name: ast.expr, path: str) -> ast.AST | None:
         """Return the expression that chooses by a variable, or joins what it holds with other values."""
         part: ast.AST = name
-        is_joined = path not in self._own
-        joins = False
+        is_beside_others, may_hold_others = False, path not in self._own
         while (whole := self._parents.get(part)) is not None:
-            match whole:
-                case ast.Attribute(attr=attribute) if attribute in _METADATA:
-                    return None
-                case ast.keyword(arg=None) if "." in path:  # options that code sets later
-                    return self._parents.get(whole)
-                case ast.Attribute() | ast.Starred() | ast.keyword() | ast.NamedExpr() | ast.Slice() | ast.BoolOp():
-                    pass
-                case ast.IfExp(body=body, orelse=other) if part is not whole.test:
-                    if any(_is_computed(side) and not self._carries(side) for side in (body, other)):
-                        return None
-                case ast.Dict():
-                    pass
-                case ast.List() | ast.Tuple() | ast.Set() if not isinstance(getattr(whole, "ctx", None), ast.Store):
-                    joins = joins or not isinstance(self._parents.get(whole), ast.Subscript)
-                case ast.BinOp(op=ast.BitOr()):
-                    pass
-                case ast.BinOp(op=ast.Add()) if any(isinstance(s, _DISPLAYS) for s in (whole.left, whole.right)):
-                    joins = True
-                case ast.Subscript(slice=index) if part is index:
-                    return None if self._ops(whole) or isinstance(whole.ctx, ast.Store) else whole  # type: ignore[arg-type]
-                case ast.Subscript():
-                    pass
-                case ast.comprehension() if part is whole.iter:
-                    return self._parents.get(whole) if joins else None
-                case ast.For(iter=iterated) if part is iterated:
-                    return iterated if joins else None
-                case ast.ListComp() | ast.SetComp() | ast.GeneratorExp():
-                    pass
-                case ast.Call(func=function) if part is function:
-                    if not isinstance(part, ast.Attribute):
-                        return whole
-                    is_joined = is_joined or getattr(function, "attr", "") in ("values", "items")
-                case ast.Call(func=function):
-                    called = getattr(function, "attr", getattr(function, "id", ""))
-                    if called in _TELLING:
-                        return None
-                    if called not in _TRANSPARENT:
-                        chooses = isinstance(function, ast.Name) and called in vars(builtins) or called == "reduce"
-                        ops = self._ops(whole)
-                        return whole if chooses or ops and (joins or is_joined) else None
-                case _:
-                    return None
+            is_beside_others |= self._puts_beside_others(whole)
+            if self._chooses(whole, part, path, is_beside_others, may_hold_others):
+                return self._parents.get(whole) if isinstance(whole, (ast.keyword, ast.comprehension)) else whole
+            if not self._hands_on(whole, part):
+                return None
+            may_hold_others |= isinstance(part, ast.Attribute) and part.attr in ("values", "items")
             part = whole
         return None
+
+    def _puts_beside_others(self, whole: ast.AST) -> bool:
+        if isinstance(whole, ast.BinOp):
+            return isinstance(whole.op, ast.Add) and any(isinstance(s, _DISPLAYS) for s in (whole.left, whole.right))
+        return isinstance(whole, _DISPLAYS) and not isinstance(self._parents.get(whole), ast.Subscript)
+
+    def _chooses(self, whole: ast.AST, part: ast.AST, path: str, is_beside_others: bool, may_hold_others: bool) -> bool:
+        match whole:
+            case ast.keyword(arg=None):
+                return "." in path  # options that code sets later
+            case ast.Subscript(slice=index, ctx=ast.Load()) if part is index:
+                return not self._ops(whole)
+            case ast.comprehension(iter=iterated) | ast.For(iter=iterated):
+                return part is iterated and is_beside_others
+            case ast.Call(func=function) if part is function:
+                return not isinstance(part, ast.Attribute)
+            case ast.Call(func=function) if (called := _name_of(function)) not in _TELLING | _TRANSPARENT:
+                selects = isinstance(function, ast.Name) and called in vars(builtins) or called == "reduce"
+                return selects or bool(self._ops(whole)) and (is_beside_others or may_hold_others)
+        return False
+
+    def _hands_on(self, whole: ast.AST, part: ast.AST) -> bool:
+        """Whether an expression holds what a part of it holds, or an item of that."""
+        match whole:
+            case ast.Attribute(attr=attribute):
+                return attribute not in _METADATA
+            case ast.IfExp(test=test, body=body, orelse=other):
+                return part is not test and not any(_is_computed(p) and not self._carries(p) for p in (body, other))
+            case ast.BinOp(op=operator):
+                return isinstance(operator, ast.BitOr) or self._puts_beside_others(whole)
+            case ast.Subscript(slice=index):
+                return part is not index
+            case ast.Call(func=function):
+                return part is function or _name_of(function) in _TRANSPARENT
+        return isinstance(whole, (*_DISPLAYS, *_HOLDERS))
 
     def ops_without(self) -> Iterator[Node]:
         """Yield the recorded ops that such an argument goes to, and that have no tensor there."""
@@ -305,6 +299,10 @@ class _Uses:
             carried = list(filter(self._carries, parts))
             replaced = any(map(_has_attribute_as_default, carried))
             yield from (node for node in self._ops(call) if carried and (replaced or _lacks_tensor(node)))
+
+
+def _name_of(function: ast.expr) -> str:
+    return str(getattr(function, "attr", getattr(function, "id", "")))
 
 
 def _has_attribute_as_default(part: ast.expr) -> bool:

@@ -62,21 +62,23 @@ def use_values_picked_by_numbers(
     """
     of_tensors = {(node.site.code, node.site.end) for node in dataflow.nodes if node.site is not None}
     trees = {code: tree for code in runs.coverage.called if isinstance(tree := syntax_of(code), _Function)}
-    places = {guard.place for guard in runs.guards if guard.expr.symbol == "=="}
+    lengths: dict[str, set[str]] = {}
+    for guard in runs.guards:
+        file, _, line = guard.place.rpartition(":")
+        if guard.expr.symbol == "==":  # as which a length is noted
+            lengths.setdefault(file, set()).add(line)
     later = {name for _, name in runs.set_later}
     indices: dict[str, dict[str, int]] = {}
     for tree in trees.values():
         indices.setdefault(tree.name, {}).update(_indices(tree))  # several methods may have one name
     for code, tree in trees.items():
-        coverages = [c for c in runs.coverage.functions.values() if c.function.code is code]
-        lengths = {line for file, _, line in (place.rpartition(":") for place in places) if file == code.co_filename}
-        sources = _Sources(tree, code, options(code), mutability, lengths, later)
+        sources = _Sources(tree, code, options(code), mutability, lengths.get(code.co_filename, ()), later)
         for pick, number in itertools.chain(
             _picks(tree), _passed_indices(tree, indices), _selections(tree), _rounds(tree)
         ):
             if (code, (pick.end_lineno, pick.end_col_offset)) in of_tensors:  # the op receives the number
                 continue
-            if coverages and not any(c.function.ran(pick, c.ran) for c in coverages):
+            if not runs.coverage.ran(code, pick):
                 continue
             if _is_of_another_object(number) and not sources.is_whole(number):
                 continue

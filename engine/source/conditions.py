@@ -28,7 +28,7 @@ from engine.source.version_checks import version_check
 __all__ = ["ALWAYS_FALSE", "TYPE_CHECKS", "Conditions", "has_fixed_result"]
 
 ALWAYS_FALSE = frozenset({"is_scripting", "_is_scripting", "_is_tracing"})
-"""Functions that return False wherever a model runs as Python code; with the last, torchvision asks itself."""
+"""Functions that return False where a model runs as Python code; the last is torchvision's own, whose ops agree."""
 _ASK_FOR_EXPORT = frozenset("is_tracing is_compiling is_exporting is_dynamo_compiling is_torchdynamo_compiling".split())
 
 _FIXED_KINDS = (type, torch.dtype, types.FunctionType, types.BuiltinFunctionType, types.MethodType)

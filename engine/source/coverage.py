@@ -110,7 +110,7 @@ class CoverageTracer:
         functions: coverage by code of the function and name of the module.
         unread: functions whose text Python does not keep, by the same.
         called: frames' globals, and the class of the first argument, of all functions that ran, by their code.
-        filled: arguments that held tensors in the first call of all functions that ran, by their code.
+        filled: arguments that held tensors in all calls of a function, by its code.
         cut_off: code of functions that an error ended which another function caught.
         caught_new_error: whether the last run caught an error where no run before did.
         opened_branches: whether the last run was the first to come by code that did not run and reads something, or the
@@ -141,6 +141,7 @@ class CoverageTracer:
         self._is_watching, self._pauses = False, 0
         self.called: dict[CodeType, tuple[Mapping[str, Any], type | None]] = {}
         self.filled: dict[CodeType, Collection[str]] = {}
+        self._with_filled = set[int]()  # identities of such code
         self.cut_off, self.caught_new_error, self.opened_branches = set[CodeType](), False, False
         self._errors, self._errors_of_run = set[tuple[CodeType, int]](), set[tuple[CodeType, int]]()
         self._cut_off_in_run = set[CodeType]()
@@ -253,6 +254,11 @@ class CoverageTracer:
         self._first_run, self._first_called = [], []
         return frozenset(names)
 
+    def ran(self, code: CodeType, node: ast.AST) -> bool:
+        """Whether a syntax node of a function ran in some module; it did where the function has no branches."""
+        own = [coverage for (other, _), coverage in self.functions.items() if other is code]
+        return not own or any(coverage.function.ran(node, coverage.ran) for coverage in own)
+
     def evaluated(self, code: CodeType, node: ast.AST) -> bool:
         """Whether a syntax node of a function ran, as far as it is known; it did where the function has no branches."""
         own = [coverage for (other, _), coverage in self.functions.items() if other is code]
@@ -271,12 +277,14 @@ class CoverageTracer:
             first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
             self.called[code] = frame.f_globals, None if first is None else type(first)
             self.filled[code] = {name for name in arguments_of(code) if _is_filled(frame.f_locals.get(name))}
+            if self.filled[code]:
+                self._with_filled.add(id(code))
             if function is None:
                 self._first_called.append(code)
         self._watched[id(code)] = code, function
         if own and has_while_loop(code):
             self._may_not_end.add(id(code))
-        if function is None and id(code) not in self._unread | self._may_not_end:
+        if function is None and id(code) not in self._unread | self._may_not_end | self._with_filled:
             self._ignored.add(id(code))
         return function
 
@@ -284,6 +292,8 @@ class CoverageTracer:
         code = frame.f_code
         watched = self._watched.get(id(code))  # by identity: hashing a code object takes longer than the rest
         function = self._watch(frame) if watched is None else watched[1]
+        if watched is not None and id(code) in self._with_filled:
+            self._narrow_filled(frame)
         counts = self._step_of_loop if id(code) in self._may_not_end else None
         if function is None:
             return self._enter_unread(frame) if id(code) in self._unread else counts
@@ -334,6 +344,13 @@ class CoverageTracer:
             return step
 
         return step
+
+    def _narrow_filled(self, frame: FrameType) -> None:
+        """Forget the arguments that hold no tensors in a further call."""
+        code, variables = frame.f_code, frame.f_locals
+        self.filled[code] = {name for name in self.filled[code] if _is_filled(variables.get(name))}
+        if not self.filled[code]:
+            self._with_filled.discard(id(code))
 
     def _step_of_loop(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event == "line":

@@ -58,6 +58,7 @@ class Hooks:
     Attributes:
         callbacks: the user's.
         failures: what hooks raised, by their name.
+        failed: names of those that raised since the run began.
 
     Example:
         >>> from pytorch_lightning import LightningModule, Trainer
@@ -76,13 +77,14 @@ class Hooks:
         callbacks: Sequence[Any] = pl_module.trainer.callbacks  # type: ignore[attr-defined]
         self.callbacks = [callback for callback in callbacks if any(_has(callback, name) for name in names)]
         self.failures: dict[str, Exception] = {}
+        self.failed = set[str]()
         self._module = pl_module
         self._copies: list[Any] = []
         self._ready = False
 
     def begin(self) -> None:
-        """Forget what copies of callbacks noted in another run."""
-        self._ready = False
+        """Forget what copies of callbacks noted, and which hooks raised, in another run."""
+        self._ready, self.failed = False, set()
 
     def has(self, name: str) -> bool:
         """Whether the LightningModule overrides a hook, or a callback has it."""
@@ -121,6 +123,7 @@ class Hooks:
             if self._has_no_data():
                 raise TraceError(f"{label} does not run without data: {type(error).__name__}: {error}") from error
             self.failures[label] = error
+            self.failed.add(label)
             return named_tensors(method_of(owner, name), owner, self._module)
         return []
 
@@ -157,7 +160,7 @@ class GradientHooks:
         end: Callable[[], Any],
         moment: Callable[[], Mapping[str, Any]] = dict,
         hooks: Hooks | None = None,
-        options: Callable[[], Mapping[str, float]] = dict,
+        options: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self._module, self._end, self._moment, self._options = pl_module, end, moment, options
         self._hooks = hooks or Hooks(pl_module, self.names())
@@ -190,7 +193,7 @@ class GradientHooks:
                     optimizer.step(closure)
             self._end()
             options = {f"{name}, behind the step": value for name, value in options_of(record.optimizers).items()}
-        failures = {f"the error of {label}": 1.0 for label in self._hooks.failures}
+        failures = {f"an error in {label}": 1.0 for label in self._hooks.failed}
         return {**self._options(), **options, **self._hooks.left(), **failures}
 
     def _present(self, groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

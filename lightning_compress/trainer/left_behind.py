@@ -17,31 +17,32 @@ _DEEPEST = 3
 _LIBRARIES = ("torch.", "torchmetrics.")
 
 
-def options_of(optimizers: Iterable[Any]) -> dict[str, float]:
-    """Return the numbers in the parameter groups of optimizers.
+def options_of(optimizers: Iterable[Any]) -> dict[str, Any]:
+    """Return the floats and tensors among the options of the parameter groups of optimizers.
 
     Args:
         optimizers: the optimizers.
 
     Example:
         >>> import torch
-        >>> options = options_of([torch.optim.SGD([torch.ones(1)], lr=0.5)])
-        >>> options["lr of group 0 of SGD"]
-        0.5
+        >>> options = options_of([torch.optim.Adam([torch.ones(1)], lr=0.5)])
+        >>> options["lr of group 0 of optimizer 0 (Adam)"], options["betas.1 of group 0 of optimizer 0 (Adam)"]
+        (0.5, 0.999)
     """
     return {
-        f"{name} of group {number} of {optimizer.__class__.__name__}": value
-        for optimizer in optimizers
+        f"{path} of group {number} of optimizer {place} ({optimizer.__class__.__name__})": leaf
+        for place, optimizer in enumerate(optimizers)
         for number, group in enumerate(getattr(optimizer, "param_groups", ()))
         for name, value in group.items()
-        if type(value) is float
+        if name != "params"
+        for path, leaf in _leaves(name, value, _DEEPEST)
     }
 
 
 def attributes_of(pl_module: LightningModule, callbacks: Iterable[Any]) -> dict[str, Any]:
     """Return the tensors and the floats in public attributes of a LightningModule, its parts, and callbacks.
 
-    Whole numbers count, or are sizes, which a compaction changes by itself.
+    Whole numbers are left out: they count steps, or are sizes, which a compaction changes by itself.
 
     Args:
         pl_module: the LightningModule.
@@ -54,7 +55,7 @@ def attributes_of(pl_module: LightningModule, callbacks: Iterable[Any]) -> dict[
         >>> attributes_of(module, [])
         {'scale': 0.5, 'seen.loss.0': 1.0}
     """
-    owners = [(f"{type(callback).__name__}.", callback) for callback in callbacks]
+    owners = [(f"callback {n} ({type(callback).__name__}).", callback) for n, callback in enumerate(callbacks)]
     owners += [
         (f"{name}." if name else "", module)
         for name, module in pl_module.named_modules()

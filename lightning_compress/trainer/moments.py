@@ -100,7 +100,7 @@ class OtherMoments(Mapping[str, Way]):
         return dict(way for way in rounds if way is not None)
 
     def _near(self, count: str) -> list[int]:
-        """The numbers that may make a difference: the next one, those that decide and around them, and a late one."""
+        """The numbers that may make a difference: the next one, those that decide and around them, and the last one."""
         present, noted = self._present[count], self._noted.get(count, ())
         around = (n + step for n in sorted({*self._numbers, *noted}) for step in (-1, 0, 1))
         return [
@@ -109,7 +109,7 @@ class OtherMoments(Mapping[str, Way]):
 
 
 def _last_of_fit(pl_module: Any) -> dict[str, int]:
-    """The last epoch and the last step of a fit, where it has an end: later ones may be too much for the machine."""
+    """The last epoch and the last step of a fit that has an end: a later one may need more memory than there is."""
     trainer = pl_module._trainer
     ends = {"epoch": getattr(trainer, "max_epochs", None), "step": getattr(trainer, "max_steps", None)}
     return {count: end - 1 for count, end in ends.items() if end is not None and end > 0}

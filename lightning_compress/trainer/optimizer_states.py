@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
@@ -15,9 +16,9 @@ __all__ = ["narrowed_along"]
 
 @contextmanager
 def narrowed_along(optimizers: Sequence[Optimizer], training: bool) -> Iterator[list[Optimizer]]:
-    """Give the optimizers whose states the body narrows; empty the states of the others when it succeeds.
+    """Yield the optimizers whose states the body is to narrow; empty the states of the others if it narrows parameters.
 
-    While training goes on these are all: one that would train on otherwise has to be refused.
+    While training goes on, these are all optimizers: one that would train on otherwise has to be refused.
 
     Args:
         optimizers: those of the Trainer.
@@ -31,11 +32,17 @@ def narrowed_along(optimizers: Sequence[Optimizer], training: bool) -> Iterator[
         ['SGD']
     """
     narrowed = [optimizer for optimizer in optimizers if training or is_entrywise(optimizer)]
+    others = [optimizer for optimizer in optimizers if all(optimizer is not own for own in narrowed)]
+    before = list(map(_sizes, others))
     yield narrowed
-    for optimizer in optimizers:
-        if optimizer.state and all(optimizer is not own for own in narrowed):
+    for optimizer, sizes in zip(others, before, strict=True):
+        if optimizer.state and _sizes(optimizer) != sizes:
             optimizer.state.clear()
             rank_zero_warn(
-                f"The state of {type(optimizer).__name__} cannot be narrowed with the parameters, and was reset: "
-                "training that goes on from the compacted checkpoint starts it anew."
+                f"The state of {type(optimizer).__name__} cannot be narrowed with the parameters and was "
+                "emptied: training that continues from the compacted checkpoint starts with a new state."
             )
+
+
+def _sizes(optimizer: Optimizer) -> list[torch.Size]:
+    return [parameter.shape for group in optimizer.param_groups for parameter in group["params"]]

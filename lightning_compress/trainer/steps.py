@@ -213,7 +213,7 @@ class Step:
         self._callbacks = self.hooks.callbacks  # where the engine looks for modules
         self._last: tuple[Any, ...] = ()
         self._counters: Mapping[str, Any] = {}
-        self._options: Mapping[str, float] = {}
+        self._options: Mapping[str, Any] = {}
         self.noted: dict[str, set[int]] = {"batch": set(), "epoch": set(), "step": set()}
         self.__name__ = kind
 
@@ -270,7 +270,7 @@ class Step:
         """What the Trainer's counters were in the last call, where they were others than now."""
         return self._counters
 
-    def options(self) -> Mapping[str, float]:
+    def options(self) -> Mapping[str, Any]:
         """The options of the optimizers at the end of the last call."""
         return self._options
 

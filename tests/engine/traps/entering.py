@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from engine.source import provenance
 from tests.engine.traps.trap import Ablation, Trap, Use
 
-__all__ = ["ABLATIONS", "TRAPS", "Net", "called", "noise"]
+__all__ = ["ABLATIONS", "TRAPS", "Net", "called", "noise", "trap_on_rows"]
 
 
 class Net(nn.Module):
@@ -188,6 +188,11 @@ def called(*args: Any, **kwargs: Any) -> Use:
             return model.eval()(*args, **kwargs)
 
     return use
+
+
+def trap_on_rows(name: str, source: str, make: Callable[[], nn.Module], *uses: Use) -> Trap:
+    """Return a trap whose example has two rows, and that is called with three and in other ways."""
+    return Trap(name, source, make, lambda model: noise(2), [called(noise(3)), *uses])
 
 
 def _with_gradients(model: nn.Module) -> Any:

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,8 +16,9 @@ from engine.recording import picked_items, tape, unreached
 from engine.recording.picked_items import _Sources
 from engine.source import conditions
 from tests.engine.traps.entering import called, noise
-from tests.engine.traps.other_rounds import _Levels
-from tests.engine.traps.trap import Ablation, Trap, Use
+from tests.engine.traps.entering import trap_on_rows as _trap
+from tests.engine.traps.other_rounds import Levels, marked
+from tests.engine.traps.trap import Ablation, Trap
 
 __all__ = ["ABLATIONS", "TRAPS"]
 
@@ -115,7 +115,7 @@ class _TypeText(_Two):
         return self.head(z)
 
 
-class _Layers(_Levels):
+class _Layers(Levels):
     def set_up(self) -> None:
         for layer in self.layers:
             layer.is_on = True  # type: ignore[assignment]
@@ -145,7 +145,7 @@ class _Property(_Layers):
         return self.head(x)
 
 
-class _Logarithm(_Levels):
+class _Logarithm(Levels):
     def forward(self, x: Tensor) -> Any:
         rounds = math.ceil(math.log2(x.shape[1] + 1))
         for _, layer in zip(range(rounds), self.layers, strict=False):
@@ -153,7 +153,7 @@ class _Logarithm(_Levels):
         return self.head(x)
 
 
-class _Root(_Levels):
+class _Root(Levels):
     def forward(self, x: Tensor) -> Any:
         x = self.layers[0](x)
         for k in range(round(x.shape[0] ** 0.5)):
@@ -172,7 +172,7 @@ class _Options:
     tap: int = 2
 
 
-class _Replaced(_Levels):
+class _Replaced(Levels):
     def set_up(self) -> None:
         self.options: Any = _Options()
 
@@ -195,14 +195,6 @@ class _Updated(_Replaced):
         vars(self.options).update(tap=k)
 
 
-def _marked(model: nn.Module) -> list[Any]:
-    results = []
-    for k in range(4):
-        model.mark(k)  # type: ignore[operator]
-        results.append(called(noise(3))(model))
-    return results
-
-
 def _traced(model: nn.Module) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch would rather export, many still trace
@@ -221,10 +213,6 @@ def _in_single_precision(model: nn.Module) -> Any:
 def _without_two(model: nn.Module) -> Any:
     model.mark(2)  # type: ignore[operator]
     return called(noise(3))(model)
-
-
-def _trap(name: str, source: str, make: Callable[[], nn.Module], *uses: Use) -> Trap:
-    return Trap(name, source, make, lambda model: noise(2), [called(noise(3)), *uses])
 
 
 LARGER = [called(noise(n)) for n in (1, 7, 20, 40)]
@@ -247,8 +235,8 @@ TRAPS = [
     _trap("a list of layers that are on", "[l for l in self.layers if l.enabled]", _Listed, _without_two),
     _trap("a property that filters layers", "filter(lambda l: l.enabled, self.layers)", _Property, _without_two),
     _trap("a level in settings that a method replaces", "self.cfg = dataclasses.replace(self.cfg, tap=k)", _Replaced,
-          _marked),
-    _trap("a level in settings that a method updates", "vars(self.cfg).update(tap=k)", _Updated, _marked),
+          marked),
+    _trap("a level in settings that a method updates", "vars(self.cfg).update(tap=k)", _Updated, marked),
     Trap("rounds by a logarithm", "StyleGAN: range(int(math.log2(size)))", _Logarithm,
          lambda model: noise(18).unflatten(0, (2, 9)), [called(noise(n)[None]) for n in (1, 2, 17, 40)]),
     _trap("rounds by a root", "range(round(n ** 0.5))", _Root, *LARGER),

@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from engine.recording import inline_choices, unreached
 from engine.recording.forward_arguments import ForwardArguments
 from engine.recording.omitted_options import _Uses
+from engine.source.coverage import CoverageTracer
 from tests.engine.traps.entering import Net, called, noise
-from tests.engine.traps.other_rounds import _Levels
-from tests.engine.traps.trap import Ablation, Trap, Use
+from tests.engine.traps.entering import trap_on_rows as _trap
+from tests.engine.traps.other_rounds import Levels
+from tests.engine.traps.trap import Ablation
 
 __all__ = ["ABLATIONS", "TRAPS"]
 
@@ -54,6 +56,16 @@ def _total(*terms: Tensor | None) -> Any:
 class _Helper(Net):
     def forward(self, x: Tensor, shift: Tensor | None = None) -> Tensor:
         return self.leave(_total(self.features(x), shift))  # type: ignore[no-any-return]
+
+
+class _CalledBefore(Net):
+    def total(self, one: Tensor, other: Tensor | None) -> Any:
+        """Add what there is."""
+        return sum(t for t in (one, other) if t is not None)
+
+    def forward(self, x: Tensor, shift: Tensor | None = None) -> Tensor:
+        h = self.features(x)
+        return self.leave(self.total(self.total(h, h), shift))  # type: ignore[no-any-return]
 
 
 class _Partial(Net):
@@ -159,7 +171,7 @@ class _Prompts(Net):
 # ---------------------------------------------------------------- what picks
 
 
-class _Selecting(_Levels):
+class _Selecting(Levels):
     def levels(self, x: Tensor) -> list[Tensor]:
         """Return what each layer computes."""
         levels = []
@@ -191,7 +203,7 @@ class _Default(_Selecting):
         return self.head(self.levels(x)[tap])
 
 
-class _Order(_Levels):
+class _Order(Levels):
     def forward(self, x: Tensor, order: Any = None) -> Any:
         x = self.layers[0](x)
         for i in order or range(1, 4):
@@ -199,14 +211,14 @@ class _Order(_Levels):
         return self.head(x)
 
 
-class _Chosen(_Levels):
+class _Chosen(Levels):
     def forward(self, x: Tensor, names: Any = None) -> Any:
         for layer in self.layers if names is None else [self.layers[int(name)] for name in names]:
             x = layer(x)
         return self.head(x)
 
 
-class _KeptOrder(_Levels):
+class _KeptOrder(Levels):
     def set_up(self) -> None:
         self.order: Any = None
 
@@ -259,10 +271,6 @@ def _in_order(model: nn.Module) -> Any:
     return called(noise(3))(model)
 
 
-def _trap(name: str, source: str, make: Callable[[], nn.Module], *uses: Use) -> Trap:
-    return Trap(name, source, make, lambda model: noise(2), [called(noise(3)), *uses])
-
-
 SHIFT = _normal(3, 1)
 SHIFTED = called(noise(3), shift=SHIFT)
 TAPS = [called(noise(3), tap=tap) for tap in (1, 2, 3)]
@@ -276,6 +284,8 @@ TRAPS = [
     _trap("an argument among the terms of a sum", "sum(t for t in (h, cond) if t is not None)", _Sum, SHIFTED),
     _trap("an argument that a filter leaves out", "filter(exists, (h, cond))", _Filter, SHIFTED),
     _trap("an argument among those of a helper", "def add(*terms)", _Helper, SHIFTED),
+    _trap("an argument of a helper that gets two tensors before", "self.add(self.add(a, b), cond)", _CalledBefore,
+          SHIFTED),
     _trap("an argument of a partial function", "functools.partial(f, cond=cond)", _Partial, SHIFTED),
     _trap("a function that the caller may pass", "(fn or identity)(h)", _Callback,
           called(noise(3), hook=lambda t: t + 1.0)),
@@ -320,6 +330,11 @@ ABLATIONS = [
         "what an omitted argument may join is used",
         lambda patch: patch.setattr(unreached, "use_values_beside_omitted_options", lambda *arguments: None),
         "an argument among the terms of a sum",
+    ),
+    Ablation(
+        "an argument that another call of a helper leaves out is not filled",
+        lambda patch: patch.setattr(CoverageTracer, "_narrow_filled", lambda self, frame: None),
+        "an argument of a helper that gets two tensors before",
     ),
     Ablation(
         "an op may get the tensor that the example leaves out",

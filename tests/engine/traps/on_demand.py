@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,7 +18,8 @@ from engine.source.coverage import CoverageTracer
 from engine.source.provenance import Provenance
 from tests.engine.exactness import squares_of
 from tests.engine.traps.entering import Net, called, noise
-from tests.engine.traps.trap import Ablation, Trap, Use
+from tests.engine.traps.entering import trap_on_rows as _trap
+from tests.engine.traps.trap import Ablation, Use
 
 __all__ = ["ABLATIONS", "TRAPS"]
 
@@ -302,10 +303,6 @@ def _chosen(value: Any) -> Use:
 def _turned(model: nn.Module) -> Any:
     model.turn()  # type: ignore[operator]
     return called(noise(3))(model)
-
-
-def _trap(name: str, source: str, make: Callable[[], nn.Module], *uses: Use) -> Trap:
-    return Trap(name, source, make, lambda model: noise(2), [called(noise(3)), *uses])
 
 
 def _with_gradients(model: nn.Module) -> Any:

@@ -21,10 +21,10 @@ from engine.source.coverage import FunctionCoverage
 from tests.engine.traps.entering import called, noise
 from tests.engine.traps.trap import Ablation, Trap
 
-__all__ = ["ABLATIONS", "TRAPS"]
+__all__ = ["ABLATIONS", "TRAPS", "Levels", "marked"]
 
 
-class _Levels(nn.Module):
+class Levels(nn.Module):
     """Four layers with activations of their own; a method sets which of them is marked."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class _Levels(nn.Module):
 # ---------------------------------------------------------------- by an argument
 
 
-class _TensorArgument(_Levels):
+class _TensorArgument(Levels):
     def forward(self, x: Tensor, k: Tensor) -> Any:
         selected = x
         for i, layer in enumerate(self.layers):
@@ -58,7 +58,7 @@ class _TensorArgument(_Levels):
         return self.outputs(x, selected)
 
 
-class _Threshold(_Levels):
+class _Threshold(Levels):
     def forward(self, x: Tensor, t: int = 500) -> Any:
         selected = x
         for i, layer in enumerate(self.layers):
@@ -68,7 +68,7 @@ class _Threshold(_Levels):
         return self.outputs(x, selected)
 
 
-class _Helper(_Levels):
+class _Helper(Levels):
     def later(self, new: Tensor, old: Tensor, t: int, start: int) -> Tensor:
         """Return the new features from a step on."""
         return new if t >= start else old
@@ -82,7 +82,7 @@ class _Helper(_Levels):
         return self.head(self.later(self.layers[3](c), a, t, 700))  # type: ignore[no-any-return]
 
 
-class _NamedEnd(_Levels):
+class _NamedEnd(Levels):
     def forward(self, x: Tensor, name: str = "layer2") -> Tensor:
         for i, layer in enumerate(self.layers):
             x = layer(x)
@@ -91,7 +91,7 @@ class _NamedEnd(_Levels):
         return x.mean(1)
 
 
-class _Break(_Levels):
+class _Break(Levels):
     def forward(self, x: Tensor, resolution: int = 256) -> Tensor:
         for size, layer in zip((64, 128, 256, 512), self.layers, strict=True):
             x = layer(x)
@@ -100,7 +100,7 @@ class _Break(_Levels):
         return self.head(x)  # type: ignore[no-any-return]
 
 
-class _Flags(_Levels):
+class _Flags(Levels):
     def forward(self, x: Tensor, keep: Sequence[bool] = (False, False, True, False)) -> Any:
         selected = x
         for i, layer in enumerate(self.layers):
@@ -110,7 +110,7 @@ class _Flags(_Levels):
         return self.outputs(x, selected)
 
 
-class _Letter(_Levels):
+class _Letter(Levels):
     def forward(self, x: Tensor, tap: str = "c") -> Any:
         k, selected = "abcd".index(tap), x
         for i, layer in enumerate(self.layers):
@@ -120,7 +120,7 @@ class _Letter(_Levels):
         return self.outputs(x, selected)
 
 
-class _Key(_Levels):
+class _Key(Levels):
     def forward(self, x: Tensor, name: str = "layer2") -> Any:
         features = {}
         for i, layer in enumerate(self.layers):
@@ -128,7 +128,7 @@ class _Key(_Levels):
         return self.outputs(x, features[name])
 
 
-class _Residuals(_Levels):
+class _Residuals(Levels):
     def forward(self, x: Tensor, t: int = 5) -> Tensor:
         x = self.layers[0](x)
         for threshold, layer in zip((6, 3, 0), list(self.layers)[1:], strict=True):
@@ -137,7 +137,7 @@ class _Residuals(_Levels):
         return self.head(x)  # type: ignore[no-any-return]
 
 
-class _Strength(_Levels):
+class _Strength(Levels):
     def forward(self, x: Tensor, strength: float = 0.7) -> Tensor:
         x = self.layers[0](x)
         for layer in self.layers[1 + int(3 * strength) :]:
@@ -145,7 +145,7 @@ class _Strength(_Levels):
         return self.head(x)  # type: ignore[no-any-return]
 
 
-class _Next(_Levels):
+class _Next(Levels):
     def forward(self, x: Tensor, t: int = 500) -> Tensor:
         levels = []
         for layer in self.layers:
@@ -154,7 +154,7 @@ class _Next(_Levels):
         return self.head(next(f for f, end in zip(levels, (200, 400, 700, 9999), strict=True) if t < end))  # type: ignore[no-any-return]
 
 
-class _Yielded(_Levels):
+class _Yielded(Levels):
     def features(self, x: Tensor, t: int) -> Iterator[Tensor]:
         """Yield the features from a step on."""
         for i, layer in enumerate(self.layers):
@@ -167,7 +167,7 @@ class _Yielded(_Levels):
         return self.outputs(levels[-1], levels[0])
 
 
-class _Attribute(_Levels):
+class _Attribute(Levels):
     def forward(self, x: Tensor, t: int = 500) -> Any:
         for i, layer in enumerate(self.layers):
             x = layer(x)
@@ -178,7 +178,7 @@ class _Attribute(_Levels):
         return self.outputs(x, selected)
 
 
-class _Selecting(_Levels):
+class _Selecting(Levels):
     def levels(self, x: Tensor) -> list[Tensor]:
         """Return the features of all layers."""
         levels = []
@@ -239,7 +239,7 @@ class _Passed(_Selecting):
 # ---------------------------------------------------------------- by a setting
 
 
-class _Objects(_Levels):
+class _Objects(Levels):
     def set_up(self) -> None:
         self.options = [SimpleNamespace(marked=i == 2) for i in range(4)]
 
@@ -256,7 +256,7 @@ class _Objects(_Levels):
         return self.outputs(x, selected)
 
 
-class _Dictionaries(_Levels):
+class _Dictionaries(Levels):
     def set_up(self) -> None:
         self.levels = {i: {"marked": i == 2} for i in range(4)}
 
@@ -273,7 +273,7 @@ class _Dictionaries(_Levels):
         return self.outputs(x, selected)
 
 
-class _NestedNumber(_Levels):
+class _NestedNumber(Levels):
     def set_up(self) -> None:
         self.settings = {"head": {"tap": 2}}
 
@@ -290,7 +290,7 @@ class _NestedNumber(_Levels):
         return self.head(x)  # type: ignore[no-any-return]
 
 
-class _Identity(_Levels):
+class _Identity(Levels):
     def set_up(self) -> None:
         self.marked: Any = self.layers[2]
 
@@ -306,7 +306,7 @@ class _Identity(_Levels):
         return self.outputs(x, selected)
 
 
-class _Kind(_Levels):
+class _Kind(Levels):
     def set_up(self) -> None:
         self.layers[2] = nn.Linear(6, 6)
         self.kind: Any = nn.Linear
@@ -323,7 +323,7 @@ class _Kind(_Levels):
         return self.outputs(x, selected)
 
 
-class _Plan(_Levels):
+class _Plan(Levels):
     def set_up(self) -> None:
         self.plan = [[0], [1], [0], [1]]
 
@@ -337,7 +337,7 @@ class _Plan(_Levels):
         return self.head(x)  # type: ignore[no-any-return]
 
 
-class _Skips(_Levels):
+class _Skips(Levels):
     def set_up(self) -> None:
         self.skips = {3: [1]}
 
@@ -365,7 +365,7 @@ class _Grab:
             self.box[self.number] = output
 
 
-class _Hooks(_Levels):
+class _Hooks(Levels):
     def set_up(self) -> None:
         self.box: dict[int, Tensor] = {}
         self.grabs = [_Grab(self.box, i) for i in range(4)]
@@ -385,7 +385,7 @@ class _Hooks(_Levels):
         return self.head(x), selected
 
 
-class _Buffer(_Levels):
+class _Buffer(Levels):
     def set_up(self) -> None:
         self.register_buffer("marked", torch.tensor([False, False, True, False]))
 
@@ -401,7 +401,7 @@ class _Buffer(_Levels):
         return self.outputs(x, selected)
 
 
-class _Gates(_Levels):
+class _Gates(Levels):
     def set_up(self) -> None:
         self.gates = nn.ParameterList(nn.Parameter(torch.tensor([float(i == 2)])) for i in range(4))
 
@@ -421,7 +421,7 @@ class _Gates(_Levels):
 # ---------------------------------------------------------------- by a size
 
 
-class _Sizes(_Levels):
+class _Sizes(Levels):
     def forward(self, x: Tensor) -> Any:
         size, selected, y = len(x), x, x
         for start, layer in zip((0, 7, 15, 30), self.layers, strict=True):
@@ -431,7 +431,7 @@ class _Sizes(_Levels):
         return self.outputs(y, selected)
 
 
-class _Nearest(_Levels):
+class _Nearest(Levels):
     sizes = (2, 8, 16, 32)
 
     def forward(self, x: Tensor) -> Any:
@@ -442,7 +442,8 @@ class _Nearest(_Levels):
         return self.outputs(y, levels[min(range(4), key=lambda i: abs(self.sizes[i] - count))])
 
 
-def _marked(model: nn.Module) -> list[Any]:
+def marked(model: nn.Module) -> list[Any]:
+    """Call a network with each of its layers marked."""
     results = []
     for k in range(4):
         model.mark(k)  # type: ignore[operator]
@@ -459,7 +460,7 @@ def _option(name: str, source: str, make: Callable[[], nn.Module], *values: Any)
 
 
 def _setting(name: str, source: str, make: Callable[[], nn.Module]) -> Trap:
-    return Trap(name, source, make, lambda model: noise(2), [called(noise(3)), _marked])
+    return Trap(name, source, make, lambda model: noise(2), [called(noise(3)), marked])
 
 
 LARGER = [called(noise(n)) for n in (9, 20, 40)]

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from engine.errors import VerificationError
-from lightning_compress.trainer.left_behind import attributes_of
+from lightning_compress.trainer.left_behind import attributes_of, options_of
 from tests.lightning_compress.models import data
 from tests.lightning_compress.test_entries import Module, Unused, trained
 
@@ -118,9 +118,9 @@ class _Spread(Callback):
     [
         (_Weighed, "'training_step'.* leaves 'weight'"),
         (_Kept, "leaves 'last.net"),
-        (_ByWidth, "leaves 'lr of group 0 of SGD'"),
+        (_ByWidth, "leaves 'lr of group 0 of optimizer 0 .SGD.'"),
         (_Carried, "'validation_step'.* leaves 'scale'"),
-        (_Decided, "leaves 'the error of on_after_backward'"),
+        (_Decided, "leaves 'an error in on_after_backward'"),
     ],
 )
 def test_what_would_be_another_is_refused(make: type[Module], what: str, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_what_would_be_another_is_refused(make: type[Module], what: str, tmp_pat
 
 def test_of_callbacks(tmp_path: Path) -> None:
     """As well."""
-    with pytest.raises(VerificationError, match=r"leaves '_Spread.spread'"):
+    with pytest.raises(VerificationError, match=r"leaves 'callback \d ._Spread.\.spread'"):
         trained(Unused(), tmp_path, True, _Spread())
 
 
@@ -146,3 +146,13 @@ def test_whole_numbers_and_layers_do_not_count() -> None:
     module = Unused()
     module.width, module.rate, module.kept = 8, 0.5, torch.ones(2)
     assert set(attributes_of(module, [])) == {"rate", "kept"}
+
+
+def test_optimizers_and_callbacks_of_one_class_are_told_apart() -> None:
+    """Two Adams of a GAN have a learning rate each, and two callbacks an average each."""
+    optimizers = [torch.optim.Adam([torch.ones(1)], lr=lr) for lr in (0.1, 0.2)]
+    assert {value for name, value in options_of(optimizers).items() if name.startswith("lr ")} == {0.1, 0.2}
+    callbacks = _Spread(), _Spread()
+    for callback, spread in zip(callbacks, (1.0, 2.0), strict=True):
+        callback.spread = spread
+    assert sorted(attributes_of(Unused(), callbacks).values()) == [1.0, 2.0]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lightning_compress import ChannelPruning, MaskConflictRepair, ModelCompaction, load_compacted
+from lightning_compress.trainer.optimizer_states import narrowed_along
 from tests.lightning_compress.models import Reference, Wrapped, fit, seeded
 
 
@@ -44,3 +45,13 @@ def test_at_the_end_any_optimizer_will_do(tmp_path: Path) -> None:
     assert reference.error(module) <= 1e-9
     assert not module.trainer.optimizers[0].state
     assert load_compacted(compaction.checkpoint_path, _Shared).net.stem.weight.shape == module.net.stem.weight.shape
+
+
+def test_a_state_stays_where_nothing_is_narrowed() -> None:
+    """A fit without masks ends with the state that it has."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.LBFGS([weight])
+    optimizer.step(lambda: weight.sum())  # type: ignore[arg-type, return-value]
+    with narrowed_along([optimizer], training=False) as narrowed:
+        assert not narrowed
+    assert optimizer.state
