@@ -15,7 +15,7 @@ from torchmetrics import Metric
 
 import engine
 from lightning_compress.trainer.packages import TREES, MisconfigurationException
-from lightning_compress.trainer.ranks import gathered, grouped
+from lightning_compress.trainer.ranks import gathered, grouped, together
 from lightning_compress.trainer.strategy import check_strategy
 from lightning_compress.trainer.target import find_example, find_model
 
@@ -186,23 +186,12 @@ class _Task:
     def __call__(self) -> tuple[dict[str, dict[float, float]], list[float], float, str | None]:
         """Analyse this rank's share and gather all shares, as plain data that can be sent between processes."""
         self.trainer.strategy.setup_environment()
-        table: engine.SensitivityTable | None = None
-        order: list[str] = []
-        failure: Exception | None = None
-        try:
-            analyzer = self._analyzer()
-            order = list(analyzer.target_layer)
-            table = analyzer.analysis(specified_layers=self.layers, shard=self._shard())
-        except Exception as error:  # re-raised below, once the other ranks know
-            failure = error
-        shares: list[Any] = gathered((table, None if failure is None else f"{type(failure).__name__}: {failure}"))
-        if failure is not None:
-            raise failure
-        failed = [(rank, message) for rank, (_, message) in enumerate(shares) if message is not None]
-        if failed:
-            raise MisconfigurationException(f"The analysis failed on rank {failed[0][0]}: {failed[0][1]}")
-        rows = {layer: row for share, _ in shares for layer, row in share.items()}
-        first = shares[0][0]
+        # Every rank reads the results of all before any adds its own: what is left to measure is then the same.
+        analyzer = together(self._analyzer)
+        order = list(analyzer.target_layer)
+        shares = gathered(together(lambda: analyzer.analysis(specified_layers=self.layers, shard=self._shard())))
+        rows = {layer: row for share in shares for layer, row in share.items()}
+        first = shares[0]
         return {n: rows[n] for n in order if n in rows}, first.sparsities, first.baseline, first.better
 
     def _shard(self) -> tuple[int, int]:

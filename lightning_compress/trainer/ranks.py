@@ -43,6 +43,47 @@ def from_rank_zero(trainer: Trainer, function: Callable[[], T]) -> T:
     return result  # type: ignore[return-value]
 
 
+def together(
+    function: Callable[[], T],
+    undo: Callable[[], object] | None = None,
+    *,
+    undoes_itself: bool = False,
+    failure_elsewhere: type[Exception] = MisconfigurationException,
+) -> T:
+    """Call a function on every rank and return this rank's result; if it fails on one, undo it and raise on all.
+
+    No rank goes on before all have called it.
+
+    Args:
+        function: called on every rank.
+        undo: called on every rank if the function fails on one.
+        undoes_itself: whether the function leaves nothing to undo where it fails itself.
+        failure_elsewhere: the error to raise where only another rank failed.
+
+    Raises:
+        Exception: that of the function, where it failed; elsewhere ``failure_elsewhere`` with its message.
+
+    Example:
+        >>> together(lambda: 3)
+        3
+    """
+    result: T | None = None
+    failure: Exception | None = None
+    try:
+        result = function()
+    except Exception as error:  # re-raised below, once the other ranks know
+        failure = error
+    messages = gathered(None if failure is None else f"{type(failure).__name__}: {failure}")
+    failed = [(rank, message) for rank, message in enumerate(messages) if message is not None]
+    if failed and undo is not None and not (failure is not None and undoes_itself):
+        undo()
+    if failure is not None:
+        raise failure
+    if failed:
+        raise failure_elsewhere(f"On rank {failed[0][0]}: {failed[0][1]}")
+    return result  # type: ignore[return-value]
+
+
 def gathered(value: T) -> list[T]:
     """Gather the values that all processes pass, by rank; every process of the group has to call this.
 

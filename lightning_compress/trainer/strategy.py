@@ -23,7 +23,7 @@ from engine.program import gathered_from
 from engine.recording import evaluating
 from lightning_compress.trainer.optimizer_states import narrowed_along
 from lightning_compress.trainer.packages import MisconfigurationException
-from lightning_compress.trainer.ranks import from_rank_zero, gathered
+from lightning_compress.trainer.ranks import from_rank_zero, gathered, together
 from lightning_compress.trainer.shards import Sharding, check_whole_units, shared_widths
 
 if TYPE_CHECKING:
@@ -270,24 +270,7 @@ class Sharded(Whole):
         self, function: Callable[[], T], undo: Callable[[], None] | None = None, undoes_itself: bool = False
     ) -> T:
         """Call a function on all ranks; if it fails on one, undo it and raise on all."""
-        try:
-            result = function()
-        except Exception as error:  # raised by `_check_all`, once the other ranks know
-            self._check_all(error, None if undoes_itself else undo)
-            raise
-        self._check_all(None, undo)
-        return result
-
-    def _check_all(self, failure: Exception | None, undo: Callable[[], None] | None = None) -> None:
-        """Raise on all ranks if one failed, so that none waits for it."""
-        messages = gathered(None if failure is None else str(failure))
-        failed = [(rank, message) for rank, message in enumerate(messages) if message is not None]
-        if failed and undo is not None:
-            undo()
-        if failure is not None:
-            raise failure
-        if failed:
-            raise VerificationError(f"On rank {failed[0][0]}: {failed[0][1]}")
+        return together(function, undo, undoes_itself=undoes_itself, failure_elsewhere=VerificationError)
 
     def _check_agreement(self, digest: str) -> None:
         digests = gathered(digest)

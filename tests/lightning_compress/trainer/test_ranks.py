@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_compress.trainer import ranks
 from lightning_compress.trainer.packages import MisconfigurationException
-from lightning_compress.trainer.ranks import alone, from_rank_zero, gathered
+from lightning_compress.trainer.ranks import alone, from_rank_zero, gathered, together
 
 
 def rank(number: int, sent: list[Any], world: int = 2) -> Any:
@@ -51,6 +52,22 @@ def test_failure_reaches_all() -> None:
         from_rank_zero(rank(0, sent), lambda: 1 // 0)
     with pytest.raises(MisconfigurationException, match="On rank 0: .*zero"):
         from_rank_zero(rank(1, sent), lambda: 3)
+
+
+@pytest.mark.parametrize(
+    ("own_failure", "options", "undoes"),
+    [(False, {}, True), (True, {}, True), (True, {"undoes_itself": True}, False)],
+)
+def test_all_ranks_fail_together(
+    monkeypatch: pytest.MonkeyPatch, own_failure: bool, options: dict[str, Any], undoes: bool
+) -> None:
+    """The rank that failed raises its own error, the others its message; what was done is undone on all."""
+    undone: list[bool] = []
+    monkeypatch.setattr(ranks, "gathered", lambda value: [value, "KeyError: 'fc'"])
+    error, message = (ZeroDivisionError, "zero") if own_failure else (MisconfigurationException, "rank 1: KeyError")
+    with pytest.raises(error, match=message):
+        together(lambda: 1 // (not own_failure), lambda: undone.append(True), **options)
+    assert undone == [True] * undoes
 
 
 def test_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ import engine
 import lightning_compress
 from engine.errors import VerificationError
 from lightning_compress import ChannelPruning, Distillation, ModelCompaction
-from lightning_compress.trainer import strategy
+from lightning_compress.trainer import ranks, strategy
 from lightning_compress.trainer.packages import MisconfigurationException
 from lightning_compress.trainer.strategy import Copied, Sharded, Whole, check_strategy, parallel
 
@@ -111,14 +111,16 @@ def test_decisions_in_one_process() -> None:
 def test_ranks_fail_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where another rank fails, this one takes back what it did; models that differ end the fit."""
     spread, undone = Sharded(holder(ModelParallelStrategy)), []
-    monkeypatch.setattr(strategy, "gathered", lambda value: [value, "no memory"])
+    monkeypatch.setattr(ranks, "gathered", lambda value: [value, "no memory"])
     with pytest.raises(VerificationError, match="On rank 1: no memory"):
-        spread._check_all(None, lambda: undone.append(True))
+        spread.together(lambda: 3, lambda: undone.append(True))
     assert undone == [True]
+    monkeypatch.setattr(strategy, "gathered", lambda value: [value, "other"])
     with pytest.raises(MisconfigurationException, match="different models"):
         spread._check_agreement("digest")
-    monkeypatch.setattr(strategy, "gathered", lambda value: [value, value])
-    spread._check_all(None, lambda: undone.append(True))
+    for module in (ranks, strategy):
+        monkeypatch.setattr(module, "gathered", lambda value: [value, value])
+    assert spread.together(lambda: 3, lambda: undone.append(True)) == 3
     spread._check_agreement("digest")
     assert undone == [True]
 
