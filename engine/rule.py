@@ -155,6 +155,7 @@ class Rare:
         refills: channels that can be removed if they are constant, because the op fills the constants in again.
         preserved: pairs of a dimension of the input and one of the output that are the same, whatever the amounts are
             that the call takes along the others; none where the names of its arguments say which ones these concern.
+        for_gradients: names of the arguments that no output depends on, but gradients do.
         lends: whether the op takes no more than a dtype and a device from its inputs, and a number.
         unchecked: whether the op reads out of bounds when sizes do not match, so that cuts must not be tried on it.
 
@@ -174,6 +175,7 @@ class Rare:
     absorbs: Callable[[Node], Value | None] | None = None
     refills: Callable[[Node], Iterable[Statistic]] = _no_channels
     preserved: Callable[[Node, Graph], Mapping[int, int]] = _no_pairs
+    for_gradients: frozenset[str] = frozenset()
     lends: bool = False
     unchecked: bool = False
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -31,6 +31,10 @@ class Rare(Protocol):
     @property
     def preserved(self) -> Callable[[Node, Graph], Pairs]:
         """A function for the pairs of dimensions."""
+
+    @property
+    def for_gradients(self) -> Collection[str]:
+        """Names of arguments that only gradients depend on."""
 
 
 _SPATIAL = frozenset(
@@ -70,19 +74,21 @@ def _scalars(node: Node, numbers: Numbers) -> list[str]:
     return [n for n, v in values.items() if isinstance(v, (int, float)) and v in numbers]
 
 
-def amounts(node: Node, numbers: Numbers) -> list[str]:
+def amounts(node: Node, numbers: Numbers, unread: Collection[str] = ()) -> list[str]:
     """Return the integer arguments (sizes, offsets, indices) that contain one of the numbers.
 
     Args:
         node: of a graph.
         numbers: those that may be others in another call.
+        unread: names of arguments that no output depends on.
     """
     names, whole = [], [number for number in numbers if isinstance(number, int) and not isinstance(number, bool)]
     for name in _typed(node, ("int", "Int")) if whole else ():
         value = node.args[name]
         items = value if isinstance(value, (list, tuple)) else [value]
         places = [p for p, item in enumerate(items) if isinstance(item, int) and item in whole]
-        if "dim" not in name and any(_is_open(node.sizes.get((name, p)), items[p], whole) for p in places):
+        is_amount = "dim" not in name and name not in unread
+        if is_amount and any(_is_open(node.sizes.get((name, p)), items[p], whole) for p in places):
             names.append(name)
     return names
 
@@ -119,6 +125,7 @@ def agreeing(
     numbers: Numbers,
     compute: Callable[[Node], Sequence[Tensor] | None],
     constant_of: Callable[[Value], Tensor],
+    rare: Rare,
     preserved: Pairs,
 ) -> Sequence[Tensor] | None:
     """Return the constants of a node's outputs that hold for all values of the numbers, NaN elsewhere.
@@ -128,9 +135,10 @@ def agreeing(
         numbers: those that may be others in another call.
         compute: returns the constants for one choice of numbers.
         constant_of: returns the constants of an input.
+        rare: of the op's rule.
         preserved: as in `dims_of`.
     """
-    names = amounts(node, numbers)
+    names = amounts(node, numbers, rare.for_gradients)
     dims = dims_of(node, names, preserved)
     if names and (dims is None or any(constant_of(node.inputs[0]).size(dim) > 1 for dim in dims)):
         return None
@@ -158,7 +166,7 @@ def _others(node: Node, numbers: Numbers, names: Sequence[str]) -> Iterator[Node
 
 
 def widened(
-    node: Node, numbers: Numbers, used: Callable[[Value], Tensor], preserved: Pairs
+    node: Node, numbers: Numbers, used: Callable[[Value], Tensor], rare: Rare, preserved: Pairs
 ) -> Iterator[tuple[Value, Tensor | None]]:
     """Yield inputs of a node that takes other amounts in other calls, with the used entries of each; None for all.
 
@@ -166,11 +174,12 @@ def widened(
         node: of a graph.
         numbers: those that may be others in another call.
         used: returns the used entries of an output.
+        rare: of the op's rule.
         preserved: as in `dims_of`.
     """
     if not node.inputs:  # a permutation of as many entries as a batch has, drawn after a read
         return
-    dims, source = dims_of(node, amounts(node, numbers), preserved), node.inputs[0]
+    dims, source = dims_of(node, amounts(node, numbers, rare.for_gradients), preserved), node.inputs[0]
     for value in node.outputs:
         if preserved:
             entries = used(value)

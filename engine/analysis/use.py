@@ -74,8 +74,9 @@ class Use:
     def _widen(self, node: Node, rule: _Rule) -> None:
         """Extend use to all amounts that a node might take for other data."""
         numbers = self.graph.uncertain.get(node.index, ())
-        if amounts(node, numbers):
-            for value, used in widened(node, numbers, self.__getitem__, rule.rare.preserved(node, self.graph)):
+        if amounts(node, numbers, rule.rare.for_gradients):
+            preserved = rule.rare.preserved(node, self.graph)
+            for value, used in widened(node, numbers, self.__getitem__, rule.rare, preserved):
                 if used is None:
                     self.add_all(value)
                 else:

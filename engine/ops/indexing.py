@@ -41,6 +41,9 @@ def _embedding_labels(node: Node, labels: Labels) -> None:
     labels.add(node.output, columns.view([1] * (node.output.ndim - 1) + [-1]))
 
 
+_FOR_GRADIENTS = frozenset(["padding_idx", "scale_grad_by_freq", "sparse"])
+
+
 def _columns(node: Node) -> Iterable[Statistic]:
     return [Statistic(node.output, node.output.ndim - 1)]
 
@@ -336,7 +339,13 @@ def _samples() -> Iterable[Sample]:
 
 RULES = [
     # `embedding_dim` keeps the old number: models scale by its square root, and that factor must not change
-    Rule(("embedding",), _embedding_labels, _embedding_constants, rare=Rare(produces=_columns), samples=_samples),
+    Rule(
+        ("embedding",),
+        _embedding_labels,
+        _embedding_constants,
+        rare=Rare(produces=_columns, for_gradients=_FOR_GRADIENTS),
+        samples=_samples,
+    ),
     Rule(("index", "index_select"), _index_labels, _index_constants, _index_used),
     Rule(("index_add",), _added_labels, _added_constants, _added_used, _added_macs, samples=_added_samples),
     Rule(("index_put",), _put_labels, _put_constants, _put_used, samples=_put_samples),

@@ -234,7 +234,7 @@ def propagate(graph: Graph, rules: Registry) -> Structure:
             rule.labels(node, labels)
             if node.outputs and not rule.rare.lends:
                 labels.fix_unclaimed(node)
-        if names := amounts(node, graph.uncertain.get(node.index, ())):
+        if names := amounts(node, graph.uncertain.get(node.index, ()), rule.rare.for_gradients):
             _hold_amounts(node, names, labels, rule.rare.preserved(node, graph))
     for value in graph.outputs:
         labels.freeze(value, graph.exits.get(value.index, "is an output of the model"))

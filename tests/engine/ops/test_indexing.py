@@ -222,6 +222,34 @@ def test_a_computed_table_stays_whole() -> None:
     assert "table.weight" not in check_words(model, {"table": column_masks([1, 5])}).slices
 
 
+class Resizable(nn.Module):
+    """Words whose padding a method sets, as methods do that resize vocabularies."""
+
+    def __init__(self, reads: bool) -> None:
+        super().__init__()
+        self.table, self.head, self.reads = nn.Embedding(9, 8, padding_idx=2), nn.Linear(8, 2), reads
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(N, T) -> (N, T, 2)."""
+        padding = int(tokens.min()) if self.reads else self.table.padding_idx
+        return self.head(F.embedding(tokens, self.table.weight, padding))  # type: ignore[no-any-return]
+
+    def resize(self, count: int, padding: int) -> None:
+        """Take another table."""
+        self.table = nn.Embedding(count, 8)
+        self.table.padding_idx = padding
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_an_index_that_gradients_alone_depend_on_may_be_any(reads: bool) -> None:
+    """Neither the columns nor what is known of them depend on the index of the padding."""
+    net, tokens = randomised(Resizable(reads)), torch.arange(6).view(2, 3)
+    masks = {"table": {"weight": torch.ones(9, 8)}}
+    masks["table"]["weight"][:, ::2] = 0
+    check_exact(net, masks, tokens, tokens + 1)
+    assert engine.count_flops_params(net, tokens, verbose=False, masks=masks)[1] == 9 * 4 + 4 * 2 + 2
+
+
 @pytest.mark.parametrize("options", [{"padding_idx": 0}, {"max_norm": 1.0}, {"scale_grad_by_freq": True}])
 def test_options_of_a_table(options: dict[str, Any]) -> None:
     """Padding, renormalised rows, scaled gradients: exact."""
