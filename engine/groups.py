@@ -143,7 +143,7 @@ def producers_of(structure: Structure) -> list[tuple[str, Tensor]]:
 def output_channels(structure: Structure, node: Node) -> list[tuple[Value, int]]:
     """Return (value, dimension) along which a node produces channels: outputs of contractions, columns of tables."""
     contractions = [(c.output, c.output_dim) for c in structure.rules.contractions(node)]
-    return contractions + [(p.input, p.dim) for p in structure.rules.rule(node.op).rare.produces(node)]
+    return contractions + [(p.input, p.dim) for p in structure.rules.of(node).rare.produces(node)]
 
 
 def _by_number(numbered: Tensor) -> list[Tensor]:
@@ -192,7 +192,7 @@ def _roles(structure: Structure) -> Any:
             biases |= set() if c.bias is None else {c.bias.index}
         if contractions:
             continue
-        if structure.rules.rule(node.op).normalises:
+        if structure.rules.of(node).normalises:
             norms |= {v.index for v in node.inputs if v.stored}
 
     def role(value: Value, layer: Tensor) -> str:

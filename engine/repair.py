@@ -138,7 +138,7 @@ class _Problem:
         """Yield each table (an embedding), the dimension of its columns, their slots, and which of them are zero."""
         seen: set[int] = set()
         for node in self.structure.graph.nodes:
-            for produced in self.structure.rules.rule(node.op).rare.produces(node):
+            for produced in self.structure.rules.of(node).rare.produces(node):
                 output_slots = self.structure.along(produced.input, produced.dim)
                 for table, dim in _columns(self.structure, node, output_slots):
                     if table.index not in seen and output_slots is not None:
@@ -388,7 +388,7 @@ def _outputs(problem: _Problem, keep: Tensor) -> dict[str, list[_Outputs]]:
     for node, c in structure.contractions():
         slots = structure.along(c.output, c.output_dim)
         if slots is not None:
-            macs = structure.rules.rule(node.op).macs(node, lambda value: value.shape) if node.path == "eval" else 0
+            macs = structure.rules.of(node).macs(node, lambda value: value.shape) if node.path == "eval" else 0
             weights = sum(math.prod(other.weight.shape) for other in structure.rules.contractions(node))
             share = macs * math.prod(c.weight.shape) / weights
             own = outputs_by_module.setdefault(node.module, {})

@@ -240,6 +240,13 @@ class Rule:
 UNKNOWN = Rule(ops=(), labels=_freeze_everything)
 
 
+def _is_along_a_number(node: Node) -> bool:
+    """Whether a node computes a number from a number, along a dimension."""
+    if not node.inputs or any(value.ndim for value in (node.inputs[0], *node.outputs)):
+        return False
+    return any("dim" in name and value is not None for name, value in node.args.items())
+
+
 class Registry(Mapping[str, Rule]):
     """Rules by op name. Two rules for one op are an error; ``registry + rules`` is a new registry.
 
@@ -314,13 +321,23 @@ class Registry(Mapping[str, Rule]):
         """
         return self._rules.get(op, UNKNOWN)
 
+    def of(self, node: Node) -> Rule:
+        """Return the rule of a node.
+
+        torch takes dimensions of a single number: ``loss.mean(0)``. A number has no channels, and no rule has to know.
+
+        Args:
+            node: a node of a graph.
+        """
+        return UNKNOWN if _is_along_a_number(node) else self.rule(node.op)
+
     def contraction(self, node: Node) -> Any:
         """Return how a node contracts channels with a weight, or None if it does not.
 
         Args:
             node: a node of a graph.
         """
-        rule = self.rule(node.op)
+        rule = self.of(node)
         return None if rule.contraction is None else rule.contraction(node)
 
     def contractions(self, node: Node) -> Sequence[Contraction]:
@@ -329,5 +346,5 @@ class Registry(Mapping[str, Rule]):
         Args:
             node: a node of a graph.
         """
-        rule = self.rule(node.op)
+        rule = self.of(node)
         return rule.inner(node) if rule.contraction is None else (rule.contraction(node),)

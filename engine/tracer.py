@@ -8,7 +8,6 @@ the model changes. Where the forward depends on data, the same recorder runs on 
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -34,6 +33,7 @@ from engine.recording.attributes import Attribute, Settings
 from engine.recording.axes import axes_of
 from engine.recording.caches import bypassing_caches
 from engine.recording.combinations import Combinations, Situation
+from engine.recording.deciding_attributes import record_deciding_attributes
 from engine.recording.entry_recorder import EntryRecorder
 from engine.recording.evaluation import Contents, evaluating, preserving_buffers, sharing_contents
 from engine.recording.fakes import Fakes
@@ -50,7 +50,7 @@ from engine.recording.modes import Calls, Switches, may_differ, watched
 from engine.recording.mutable_state import MutableState
 from engine.recording.outer_modules import module_stack, preserving_outer_modules
 from engine.recording.outer_values import OuterValue, OuterValues
-from engine.recording.process import EXCLUSIVE, seeded
+from engine.recording.process import EXCLUSIVE, seeded, silenced
 from engine.recording.recorder import Recorder
 from engine.recording.resized_runs import record_other_sizes, record_sizes_of_way
 from engine.recording.scripted import unscripted
@@ -78,11 +78,6 @@ def _size_of(module: str, name: str, number: int) -> Size:
     return Size(number, AttributeOf(module, name))
 
 
-def _nothing(record: logging.LogRecord) -> bool:
-    """Let no record pass."""
-    return False
-
-
 @contextmanager
 def _recording(
     recorder: Recorder,
@@ -96,12 +91,10 @@ def _recording(
     modules = distinct_modules(model)
     names = {id(m): n for n, m in modules.items()}
     stack = [""]
-    log = logging.getLogger("torch._subclasses.fake_tensor")  # reports what is raised anyway
     with ExitStack() as scope:
         scope.enter_context(evaluating(model, train, arguments, contents))
         scope.enter_context(seeded())  # where draws decide what runs, they come out the same each time
-        log.addFilter(_nothing)  # a level would be forgotten in the caches of all loggers, each time
-        scope.callback(log.removeFilter, _nothing)
+        scope.enter_context(silenced("torch._subclasses.fake_tensor"))  # reports what is raised anyway
         for exchanged in (bypassing_caches, headwise, plain_norms, unscripted):
             scope.enter_context(exchanged(model))
         scope.enter_context(module_stack(names, stack, recorder, opaque))
@@ -244,6 +237,8 @@ def _record_forward(
         names = ", ".join(missing)
         recorder.notes.append(f"Only the example's value of these arguments of forward was recorded: {names}.")
     record_settings(recorder, by_default, settings, outer, read_outside, changing)
+    unread = functools.partial(recorder.assumptions, *inputs[0], FUNCTIONS)
+    record_deciding_attributes(recorder, by_default, distinct_modules(model), changing, unread)
     record_substitutes(recorder, by_default.run, model, first, by_default.outputs)
     for way in (by_default, *(way for situation, way in ways if situation.switch is None)):
         recorder.notes += record_coefficients(recorder, way.run, way.guards)

@@ -39,7 +39,7 @@ class _Rule(Protocol):
 class _Rules(Protocol):
     """What is read of an `engine.Registry`, which stands above this file."""
 
-    def rule(self, op: str) -> _Rule: ...
+    def of(self, node: Node) -> _Rule: ...
 
 
 class Constants:
@@ -118,7 +118,7 @@ class Constants:
             self._asked |= asked
 
     def _evaluate(self, node: Node, rules: _Rules) -> None:
-        rule, numbers = rules.rule(node.op), self.graph.uncertain.get(node.index)
+        rule, numbers = rules.of(node), self.graph.uncertain.get(node.index)
         with rule_errors(node):
             if numbers is None:
                 arrays = self._steady(node, rule.constants)

@@ -26,7 +26,7 @@ class _Rule(Protocol):
 
 
 class _Rules(Protocol):
-    def rule(self, op: str) -> _Rule: ...
+    def of(self, node: Node) -> _Rule: ...
 
 
 class _Structure(Protocol):
@@ -66,7 +66,7 @@ class Use:
             self.add(value, constants[value] != 0)
         for node in reversed(self.graph.nodes):
             if any(self._is_used(value) for value in node.outputs):
-                rule = structure.rules.rule(node.op)
+                rule = structure.rules.of(node)
                 with rule_errors(node):
                     rule.use(node, self)
                 self._widen(node, rule)

@@ -48,7 +48,7 @@ def freed(call: Call, rules: Registry, generator: torch.Generator) -> Iterator[F
     its output is then a part of its full output: for any numbers, or for zeros at these indices. A dimension can be cut
     if the smallest allowed cuts are disjoint, cover it, and can be combined freely: these would be its slots.
     """
-    if call.node.target is None or rules.rule(call.node.op).rare.unchecked:
+    if call.node.target is None or rules.of(call.node).rare.unchecked:
         return
     values = [v for v in call.inputs if v in call.activations or v.stored and v.dtype.is_floating_point]
     patterns: list[Pattern] = []

@@ -88,7 +88,7 @@ def structure_of_call(call: Call, pattern: Pattern, rules: Registry) -> Structur
         for layer in labels.fresh(value, dims):
             labels.add(value, layer)
     try:
-        rules.rule(call.node.op).labels(call.node, labels)
+        rules.of(call.node).labels(call.node, labels)
     except Exception as error:
         axes_text = ", ".join(f"{call.name(v)} {list(dims)}" for v, dims in pattern.items() if dims) or "no input"
         raise _wrong(
@@ -111,7 +111,7 @@ def _check_labels(call: Call, pattern: Pattern, rules: Registry, generator: torc
     layers = [layer.reshape(-1) for v in values for layer in structure.of(v)]
     present = torch.cat(layers).unique() if layers else torch.zeros(0, dtype=torch.long)
     slots = present[structure.free()[present]]
-    statistic = rules.rule(call.node.op).statistic
+    statistic = rules.of(call.node).statistic
     spanned = None if statistic is None else statistic(call.node)
     if spanned is not None and structure.along(spanned.input, spanned.dim) is not None:
         return  # another class takes over when channels are removed: `engine.check_rule` compares whole networks
@@ -129,7 +129,7 @@ def _zeroed(call: Call, rules: Registry) -> Iterator[tuple[Value, int]]:
     for c in rules.contractions(call.node):
         if not c.hidden:
             yield c.input, c.input_dim
-    for span in rules.rule(call.node.op).only_zeros(call.node):
+    for span in rules.of(call.node).only_zeros(call.node):
         yield span.input, span.dim
 
 
@@ -137,7 +137,7 @@ def _compare_cut(
     call: Call, shrunk: Shrunk, spans: Sequence[tuple[Value, int]], rules: Registry, generator: torch.Generator
 ) -> None:
     node, full = call.node, call.random(generator)
-    if rules.rule(node.op).contraction is None and rules.contractions(node):  # an inner unit without rows is zero
+    if rules.of(node).contraction is None and rules.contractions(node):  # an inner unit without rows is zero
         full.update((v.index, full[v.index] * m) for v in call.inputs if (m := shrunk.mask(v)) is not None)
     for value, dim in spans:
         stays = shrunk.indices(value, dim)
@@ -165,7 +165,7 @@ def _compare_cut(
 def _corrected(call: Call, full: Tensors, shrunk: Shrunk, rules: Registry) -> dict[int, Tensor]:
     """Return the inputs with the corrections for removed parts."""
     inputs = dict(full)
-    for value, delta in rules.rule(call.node.op).rare.corrections(call.node, lambda v: full[v.index], shrunk.mask):
+    for value, delta in rules.of(call.node).rare.corrections(call.node, lambda v: full[v.index], shrunk.mask):
         inputs[value.index] = full[value.index] + delta.to(full[value.index].dtype)
     return inputs
 
@@ -181,7 +181,7 @@ def _part(shrunk: Shrunk, value: Value, tensor: Tensor) -> Tensor:
 
 def _numbers(node: Node, shrunk: Shrunk, rules: Registry) -> list[Demand]:
     """Return new values of numeric arguments: the rule's demands, and numbers that follow an attribute."""
-    rule = rules.rule(node.op)
+    rule = rules.of(node)
     wanted = list(rule.demands(node, shrunk.indices, shrunk.shape))
     before, after = rule.attributes(node, lambda value: value.shape), rule.attributes(node, shrunk.shape)
     names = [name for name, old in before.items() if node.args.get(name) == old]
@@ -285,7 +285,7 @@ def _check_use(call: Call, pattern: Pattern, rules: Registry, generator: torch.G
     use = Use(structure, constants)
     for value in node.outputs:
         use.add(value, torch.rand(use.shape(value), generator=generator) < 0.5)
-    rules.rule(node.op).use(node, use)
+    rules.of(node).use(node, use)
     before = _drawn(call, assumed, generator)
     other = _drawn(call, assumed, generator)
     after = dict(before)

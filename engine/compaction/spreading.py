@@ -46,7 +46,7 @@ def candidates(analysis: Analysis, pays: float | None = None) -> dict[str, int]:
 def _last(analysis: Analysis, node: Node, c: Contraction, users: dict[int, list[Node]]) -> Node:
     """Return the norm that is a contraction's only consumer, or the contraction's own node."""
     readers = users.get(c.output.index, [])
-    absorbs = analysis.structure.rules.rule(readers[0].op).rare.absorbs if len(readers) == 1 else None
+    absorbs = analysis.structure.rules.of(readers[0]).rare.absorbs if len(readers) == 1 else None
     outputs = {value.index for value in analysis.structure.graph.outputs}
     return node if absorbs is None or c.output.index in outputs else readers[0]
 
@@ -60,5 +60,5 @@ def _saved(kept: Kept, node: Node, c: Contraction, value: Value) -> float:
     stays = kept.shrunk.keep[slots]
     constant = ~constants.along(value, c.output_dim).isnan()
     part = float((stays & constant).sum()) / max(int(stays.sum()), 1)
-    macs = structure.rules.rule(node.op).macs(node, kept.shrunk.shape)
+    macs = structure.rules.of(node).macs(node, kept.shrunk.shape)
     return part * macs / math.prod(kept.shrunk.shape(value))

@@ -231,7 +231,7 @@ class Counter:
         return {**rows, **custom.rows}
 
     def _flops(self, node: Node) -> int:
-        rule = self.rules.rule(node.op)
+        rule = self.rules.of(node)
         flops = rule.macs(node, self.shape)
         each = rule.elementwise if node.op in self.rules else 1  # at least one per element for an unknown op
         if self.mode == "full" and each and node.outputs:
@@ -270,7 +270,7 @@ class Counter:
 
     def _masked_flops(self, node: Node, shrunk: Shrunk) -> int:
         """NNI's number: outputs are narrowed, inputs are not."""
-        macs = self.rules.rule(node.op).macs(node, lambda value: value.shape)
+        macs = self.rules.of(node).macs(node, lambda value: value.shape)
         c = self.rules.contraction(node)
         return macs if c is None else macs * shrunk.shape(c.output)[c.output_dim] // c.output.shape[c.output_dim]
 

@@ -207,7 +207,7 @@ def _calls(structure: Structure, group: Group) -> list[Node]:
 
 def _args(node: Node, shrunk: Shrunk) -> dict[str, Any]:
     """Return the arguments of a call in their sizes after a removal, without data."""
-    sizes = shrunk.structure.rules.rule(node.op).attributes(node, shrunk.shape)
+    sizes = shrunk.structure.rules.of(node).attributes(node, shrunk.shape)
 
     def sized(value: Any) -> Any:
         return torch.empty(shrunk.shape(value), dtype=value.dtype, device="meta") if isinstance(value, Value) else value

@@ -8,7 +8,7 @@ import pkgutil
 from torch import nn
 
 from engine.errors import InputError
-from engine.ops import attention, dimensions, spatial
+from engine.ops import attention, dimensions, reductions, spatial
 from engine.program.graph import Graph
 from engine.rule import Registry
 
@@ -19,7 +19,7 @@ _FAMILIES = [file for file in _FILES if hasattr(file, "RULES") and file is not d
 
 RULES = Registry(rule for family in _FAMILIES for rule in family.RULES)
 
-_BY_ENTRY = [dimensions, *(family for family in _FAMILIES if family not in (attention, spatial))]
+_BY_ENTRY = [dimensions, *(family for family in _FAMILIES if family not in (attention, reductions, spatial))]
 
 HEAD_DIMENSIONS = Registry(rule for family in _BY_ENTRY for rule in family.RULES)
 

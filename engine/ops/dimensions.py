@@ -20,7 +20,7 @@ from torch import Tensor
 
 from engine.analysis.labels import Labels
 from engine.analysis.use import Use
-from engine.ops import attention, spatial
+from engine.ops import attention, reductions, spatial
 from engine.ops.contraction import once
 from engine.ops.equations import Describe, Equation, Factor, attended, einsum, product
 from engine.ops.products import einsum_layer, or_layer
@@ -147,7 +147,7 @@ def _entries_first(rule: Rule) -> Rule:
 
 def _by_dimension(rule: Rule) -> Rule:
     """Return the rule by head dimension where it differs from the one by head."""
-    if rule in spatial.RULES:
+    if rule in (*reductions.RULES, *spatial.RULES):
         return rule if rule.only_zeros is Rule.only_zeros else _entries_first(rule)
     if "matmul" in rule.ops:
         return or_layer(_by_entry(attention.PRODUCT, product))
@@ -158,4 +158,4 @@ def _by_dimension(rule: Rule) -> Rule:
     return rule
 
 
-RULES = [_by_dimension(rule) for rule in (*attention.RULES, *spatial.RULES)]
+RULES = [_by_dimension(rule) for rule in (*attention.RULES, *reductions.RULES, *spatial.RULES)]

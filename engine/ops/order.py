@@ -16,6 +16,7 @@ from engine.analysis.labels import Labels
 from engine.analysis.use import Use
 from engine.ops.pointwise import broadcast_labels
 from engine.ops.shape import through
+from engine.program.arrays import uniform
 from engine.program.graph import Node
 from engine.rule import Rule, Sample
 
@@ -49,6 +50,19 @@ def _labels(node: Node, labels: Labels) -> None:
     for layer in labels.without(source, dims, f"{node!r} puts it in order"):
         for value in node.outputs:
             labels.add(value, _dropped(node, layer))
+
+
+_PLACES = ("argmax", "argmin", "argsort")  # tell where an entry is: for equal ones, that is up to the device
+
+
+def _constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
+    """Equal entries stay what they are, in any order; which of them is the first is unknown."""
+    if len(node.inputs) > 1 or node.op in _PLACES or node.op == "logcumsumexp":
+        return None
+    dim, source = _axis(node), node.inputs[0]
+    array = uniform(constants.plain(source), list(range(source.ndim)) if dim is None else [dim])
+    places = [torch.full([1] * value.ndim, math.nan, dtype=torch.float64) for value in node.outputs[1:]]
+    return [_dropped(node, array), *places]
 
 
 def _running(node: Node, constants: Constants) -> Sequence[Tensor]:
@@ -103,7 +117,7 @@ def _suppressed(node: Node, labels: Labels) -> None:
 
 
 RULES = [
-    Rule((*_SORTED, *_CHOSEN), _labels, use=_use, elementwise=1, samples=_samples),
+    Rule((*_SORTED, *_CHOSEN), _labels, _constants, _use, elementwise=1, samples=_samples),
     Rule(tuple(_RUNNING), _labels, _running, _use, elementwise=1, samples=_running_samples),
     Rule(("torchvision::nms",), _suppressed),
 ]

@@ -18,6 +18,7 @@ class Assumptions:
         used: values that count as used as a whole, each with the reason, by index.
         varying: values whose numbers are unknown, each with whether its zeros stay zero, by index.
         doubted: numbers among the arguments of ops that may be others, by index of the node.
+        keeping: places of code that did not run and keeps all channels of what it reads.
         notes: messages for the user.
 
     Example:
@@ -34,15 +35,18 @@ class Assumptions:
     varying: dict[int, tuple[Value, bool]] = field(default_factory=dict)
     doubted: dict[int, tuple[int | float, ...]] = field(default_factory=dict)
     standing_in: dict[int, Value] = field(default_factory=dict)
+    keeping: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
-    def use(self, values: Iterable[Value], reason: str) -> None:
+    def use(self, values: Iterable[Value], reason: str, place: str | None = None) -> None:
         """Count values as used; the first reason is kept.
 
         Args:
             values: the values.
             reason: a verb phrase about a value, for the user.
+            place: of the code that did not run and reads them.
         """
+        self.keeping.update([] if place is None else [place])
         for value in values:
             self.used.setdefault(value.index, (value, reason))
 

@@ -35,6 +35,7 @@ __all__ = [
     "other_reals",
     "run_signature",
     "switches_of",
+    "turning_points",
 ]
 
 _MOST_SETTINGS = 24
@@ -192,7 +193,7 @@ class Settings:
         for group in self._by_name(int):
             names = {(a.owner, a.name) for a in group}
             settings += [[(a, a.value + 1) for a in group], [(a, a.value - 1) for a in group if a.value > 0]]
-            limits = {n for guard in compared for n in _turning_points(guard, self._numbers, names)}
+            limits = {n for guard in compared for n in turning_points(guard, self._numbers, names)}
             limits |= {n for a in group for n in _layer_counts(a)}
             settings += [[(a, n) for a in group] for n in sorted(limits - {group[0].value + 1, group[0].value - 1})]
         for group in (*self._by_name(list), *self._by_name(tuple)):
@@ -324,7 +325,7 @@ def _attributes(value: str, module: nn.Module) -> Iterator[str]:
             yield from (n.removesuffix(after) for n in names if n.endswith(after))
 
 
-def _turning_points(guard: Guard, numbers: Mapping[tuple[str, str], int], names: set[tuple[str, str]]) -> list[int]:
+def turning_points(guard: Guard, numbers: Mapping[tuple[str, str], int], names: set[tuple[str, str]]) -> list[int]:
     """Return a number for which a comparison has the other outcome if some attributes are that number."""
     if not names & {(leaf.module, leaf.name) for leaf in leaves(guard.expr) if isinstance(leaf, AttributeOf)}:
         return []

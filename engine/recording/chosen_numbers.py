@@ -17,7 +17,7 @@ from engine.recording.surroundings import is_own_op, use_values_around_code
 from engine.recording.untaken import UntakenBranch
 from engine.source.argument_flow import Choices
 from engine.source.branches import RESULT
-from engine.source.chosen_calls import chosen_calls
+from engine.source.chosen_calls import Span, chosen_calls
 from engine.source.sizes import booleans_in, numbers_in
 from engine.source.syntax import nodes_of
 
@@ -54,7 +54,7 @@ def assume_other_numbers(
     functions = functions_that_choose(model, variables.__contains__)
     calls = chosen_calls(model, Choices(functions, expressions=frozenset(expressions), variables=variables))
     for node in dataflow.nodes:
-        if node.site is not None and node.site.end in calls.get(node.site.code, ()) and is_own_op(modules, node):
+        if node.site is not None and node.site.span in calls.get(node.site.code, ()) and is_own_op(modules, node):
             arguments = list(node.args.values())
             assumptions.doubt(node, numbers_in(arguments))
             dims = any("dim" in name for name in node.args)
@@ -101,13 +101,13 @@ def _changes_plain_values(function: ast.expr, own: str) -> bool:
 def _assume_beside_ops(
     modules: Mapping[str, nn.Module],
     dataflow: Dataflow,
-    calls: Mapping[CodeType, Mapping[tuple[int, int], bool]],
+    calls: Mapping[CodeType, Mapping[Span, bool]],
     assumptions: Assumptions,
 ) -> None:
     """Say what follows where code passes a number that it chooses to no op: to a list, a loop, or a new tensor."""
-    ends = {(node.site.code, node.site.end) for node in dataflow.nodes if node.site is not None}
+    spans = {(node.site.code, node.site.span) for node in dataflow.nodes if node.site is not None}
     for code, own in calls.items():
-        beside = [picks for end, picks in own.items() if (code, end) not in ends]
+        beside = [picks for span, picks in own.items() if (code, span) not in spans]
         for node in dataflow.nodes if beside else ():
             if node.site is not None and node.site.code is code:
                 assumptions.vary(v for v in node.inputs if v.producer is None and v.data is not None and not v.stored)

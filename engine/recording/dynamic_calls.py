@@ -59,7 +59,7 @@ def _nodes_in_dynamic_calls(
             ran = [c.function.ran(call, c.ran) for c in coverages if c.function.code is code]
             if ran and not any(ran):
                 continue
-            inside = [node for node in own if calls.at(node.site.end, node.site.line) is call]
+            inside = [node for node in own if calls.at(node.site.span, node.site.line) is call]
             place = shown_place(f"{code.co_filename}:{call.lineno}")
             yield from ((node, place) for node in inside or own)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from engine.program.trees import items_of, tensors_in
 
-__all__ = ["tensors_held_by", "tensors_of_variable"]
+__all__ = ["holds_nothing_but_tensors", "tensors_held_by", "tensors_of_variable"]
 
 _MOST_OBJECTS, _MOST_TENSORS = 2000, 64
 _NOT_FOLLOWED = (
@@ -70,6 +70,19 @@ def tensors_of_variable(held: Any) -> tuple[str, Sequence[Tensor]]:
         return "values", plain
     reachable = list(itertools.islice(tensors_held_by(held), _MOST_TENSORS))
     return ("values", plain) if len(reachable) <= len({*map(id, plain)}) else ("inside", reachable)
+
+
+def holds_nothing_but_tensors(held: Any) -> bool:
+    """Whether an object is a list, a tuple or a dictionary of tensors, of None, and of further ones of these.
+
+    Example:
+        >>> h = torch.ones(2)
+        >>> [holds_nothing_but_tensors(held) for held in ([h, None], {"a": (h, h)}, [h, 1], h)]
+        [True, True, False, False]
+    """
+    if type(held) not in (list, tuple, dict):
+        return False
+    return all(item is None or isinstance(item, Tensor) or holds_nothing_but_tensors(item) for item in items_of(held))
 
 
 def _parts(item: Any) -> list[Any]:

@@ -26,7 +26,7 @@ from engine.recording.recorded_runs import RecordedRuns
 from engine.recording.surroundings import use_values_around_code
 from engine.source.bindings import Binding, bindings, path_of
 from engine.source.function_text import syntax_of
-from engine.source.syntax import nodes_of, parents_of
+from engine.source.syntax import nodes_of, parents_of, span_of
 
 __all__ = ["use_values_beside_omitted_options"]
 
@@ -66,10 +66,10 @@ def use_values_beside_omitted_options(
         dataflow: of the recorded ops.
         assumptions: is extended.
     """
-    ops: dict[tuple[CodeType, tuple[int | None, int | None]], list[Node]] = {}
+    ops: dict[tuple[CodeType, Any], list[Node]] = {}
     for node in dataflow.nodes:
         if node.site is not None and node.site.end is not None:
-            ops.setdefault((node.site.code, node.site.end), []).append(node)
+            ops.setdefault((node.site.code, node.site.span), []).append(node)
     for code in runs.coverage.called:
         tree = syntax_of(code)
         owners = {f"{owner}." if owner else "" for other, owner in runs.coverage.functions if other is code}
@@ -92,7 +92,7 @@ def use_values_beside_omitted_options(
 
 
 def _ops_of(ops: Mapping[Any, Sequence[Node]], code: CodeType, call: ast.expr) -> Sequence[Node]:
-    return ops.get((code, (call.end_lineno, call.end_col_offset)), ())
+    return ops.get((code, span_of(call)), ())
 
 
 def _containers_filled_later(code: CodeType, called: Collection[CodeType], mutability: Mutability) -> set[str]:

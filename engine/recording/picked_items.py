@@ -11,25 +11,27 @@ import builtins
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import CodeType, FunctionType
 from typing import Any
 
 from torch import nn
 
+from engine.program.graph import Value
 from engine.recording.assumptions import Assumptions
 from engine.recording.dataflow import Dataflow
 from engine.recording.mutability import Mutability
 from engine.recording.recorded_runs import RecordedRuns
 from engine.recording.surroundings import use_values_around_code
 from engine.source.bindings import bindings, path_of
+from engine.source.coverage import FunctionCoverage
 from engine.source.function_text import syntax_of
-from engine.source.syntax import nodes_of
+from engine.source.picked_containers import PICKING_METHODS, container_of
+from engine.source.syntax import nodes_of, span_of
 
 __all__ = ["use_values_picked_by_numbers"]
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
-_PICKING_METHODS = frozenset({"get", "pop"})
 _CALLS_ON_FLAGS = frozenset(function.__name__ for function in (all, any, bool, int))
 _SELECTING_BY_FUNCTIONS = frozenset(
     "accumulate dropwhile filter filterfalse groupby max min nlargest nsmallest reduce sort sorted takewhile".split()
@@ -60,7 +62,7 @@ def use_values_picked_by_numbers(
         dataflow: of the recorded ops.
         assumptions: is extended.
     """
-    of_tensors = {(node.site.code, node.site.end) for node in dataflow.nodes if node.site is not None}
+    of_tensors = {(node.site.code, node.site.span) for node in dataflow.nodes if node.site is not None}
     trees = {code: tree for code in runs.coverage.called if isinstance(tree := syntax_of(code), _Function)}
     lengths: dict[str, set[str]] = {}
     for guard in runs.guards:
@@ -76,7 +78,7 @@ def use_values_picked_by_numbers(
         for pick, number in itertools.chain(
             _picks(tree), _passed_indices(tree, indices), _selections(tree), _rounds(tree)
         ):
-            if (code, (pick.end_lineno, pick.end_col_offset)) in of_tensors:  # the op receives the number
+            if (code, span_of(pick)) in of_tensors:  # the op receives the number
                 continue
             if not runs.coverage.ran(code, pick):
                 continue
@@ -84,8 +86,22 @@ def use_values_picked_by_numbers(
                 continue
             if sources.may_be_set(number) and not sources.are_options_alone(pick):
                 reason = f"could be picked in {code.co_name} by {ast.unparse(number)}, which may be another number"
+                contents = _contents(runs.coverage.functions.values(), code, pick, tree)
+                if contents is not None:
+                    assumptions.use(filter(dataflow.contains, contents), reason)
+                    continue
                 use_values_around_code(code, runs.modules, dataflow, assumptions, reason, runs.coverage.called)
                 break
+
+
+def _contents(
+    functions: Iterable[FunctionCoverage], code: CodeType, pick: ast.expr, tree: _Function
+) -> list[Value] | None:
+    """Return the values in a container from which code picks an item; None where it may hold anything else."""
+    place = pick.lineno, container_of(pick, tree) or ""
+    own = [c for c in functions if c.function.code is code and c.function.ran(pick, c.ran)]
+    contents = [held for coverage in own for held in coverage.contents.get(place, [None])]
+    return [value for held in contents for value in held] if contents and None not in contents else None
 
 
 def _picks(tree: _Function) -> Iterator[tuple[ast.expr, ast.expr]]:
@@ -111,7 +127,7 @@ def _picks(tree: _Function) -> Iterator[tuple[ast.expr, ast.expr]]:
                 continue
             case ast.Subscript(slice=index) if not isinstance(index, ast.Tuple):
                 numbers = [index]
-            case ast.Call(func=ast.Attribute(attr=method), args=[index, *_]) if method in _PICKING_METHODS:
+            case ast.Call(func=ast.Attribute(attr=method), args=[index, *_]) if method in PICKING_METHODS:
                 numbers = [index]
             case _:
                 continue
@@ -202,7 +218,7 @@ def _indices(tree: _Function) -> dict[str, int]:
     """
     places = {argument.arg: place for place, argument in enumerate((*tree.args.posonlyargs, *tree.args.args))}
     names = (n.slice.id for n in nodes_of(tree, ast.Subscript) if isinstance(n.slice, ast.Name))
-    calls = (c for c in nodes_of(tree, ast.Call) if getattr(c.func, "attr", "") in _PICKING_METHODS)
+    calls = (c for c in nodes_of(tree, ast.Call) if getattr(c.func, "attr", "") in PICKING_METHODS)
     popped = (c.args[0].id for c in calls if c.args and isinstance(c.args[0], ast.Name))
     return {name: places[name] for name in (*names, *popped) if name in places}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import logging
 import random
 import sys
 import threading
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["EXCLUSIVE", "seed_generators", "seeded", "unchanged_process"]
+__all__ = ["EXCLUSIVE", "seed_generators", "seeded", "silenced", "unchanged_process"]
 
 EXCLUSIVE = threading.RLock()
 """Held while a model runs for an analysis: that changes classes, modules of Python and random states meanwhile."""
@@ -45,6 +46,30 @@ _FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (random.getstate, random.setstate),
     (lambda: list(warnings.filters), _set_filters),
 )
+
+
+def _nothing(record: logging.LogRecord) -> bool:
+    """Let no record pass."""
+    return False
+
+
+@contextmanager
+def silenced(name: str) -> Iterator[None]:
+    """Let a logger report nothing in the body.
+
+    Args:
+        name: of the logger.
+
+    Example:
+        >>> with silenced("noise"):
+        ...     logging.getLogger("noise").error("heard by nobody")
+    """
+    log = logging.getLogger(name)
+    log.addFilter(_nothing)  # a level would be forgotten in the caches of all loggers, each time
+    try:
+        yield
+    finally:
+        log.removeFilter(_nothing)
 
 
 @contextmanager

@@ -17,12 +17,12 @@ from engine.program.graph import Origin, Value, walk_values
 from engine.program.signature import Signature, signature
 from engine.program.stored import distinct_modules, unsettled
 from engine.program.trees import list_tensors, map_tensors, tensors_in
+from engine.recording.assumptions import Assumptions
 from engine.recording.buffer_vectors import BufferVectors, VectorCall
 from engine.recording.data_decisions import DataDecisions
 from engine.recording.escapes import outliving_tensors
 from engine.recording.fakes import Fakes
 from engine.recording.forward_arguments import ForwardArguments
-from engine.recording.held_tensors import tensors_of_variable
 from engine.recording.model_code import code_of, source_files
 from engine.recording.mutable_state import MutableState
 from engine.recording.opaque_modules import OpaqueCall, storage_of
@@ -33,14 +33,12 @@ from engine.recording.unreached import assumptions_about_unreached_code
 from engine.recording.versions import WRITE, Versions
 from engine.source.coverage import CoverageTracer
 from engine.source.effects import Functions
-from engine.source.paths_read import NumberRead
 from engine.source.provenance import METADATA_FUNCTIONS, QUERY_PREFIXES, Provenance
 from engine.source.sizes import numbers_in
 
 __all__ = ["MODULE", "WRITE", "Recorder", "Signature", "signature"]
 
 MODULE = "engine::module"
-_OTHER = ("other", None)
 
 
 class Recorder(Versions, TorchDispatchMode):
@@ -62,9 +60,8 @@ class Recorder(Versions, TorchDispatchMode):
         self.data_decisions = DataDecisions(lambda: self._stack[-1])
         self._length = RunLength()
         own, entry, step = source_files(model), code_of(type(model).forward), self._length.step
-        self.coverage = CoverageTracer(
-            own, self._kept, self._running, entry, lambda t: self._fakes.get(id(t), t), step, self.origins
-        )
+        kept = self._kept, self._contents, self._running
+        self.coverage = CoverageTracer(own, *kept, entry, lambda t: self._fakes.get(id(t), t), step, self.origins)
         self._provenance = Provenance(self._peek, self, self.coverage, self.data_decisions)
 
     # ------------------------------------------------------------------ a run
@@ -153,20 +150,6 @@ class Recorder(Versions, TorchDispatchMode):
         self._current[id(tensor)] = self._value(tensor)
         self._place(tensor)
 
-    def _kept(self, held: Any) -> Any:
-        """Return what of a variable matters to code that does not run: values, a module, None, or something else."""
-        if held is None:
-            return "none", None
-        if isinstance(held, nn.Module):
-            return ("module", self._modules[id(held)]) if id(held) in self._modules else _OTHER
-        if isinstance(held, nn.Parameter) and id(held) in self._names:
-            return "stored", self._names[id(held)]
-        if isinstance(held, NumberRead):
-            return "inside", held.values
-        kind, tensors = tensors_of_variable(held)
-        current = [id(t) for t in tensors if id(t) in self._current]
-        return (kind, tuple(map(self._refresh, current))) if current else _OTHER
-
     def _running(self, frame: FrameType) -> tuple[str, bool]:
         """Return the name of the module that a function runs for, and whether that is its first argument."""
         code = frame.f_code
@@ -180,8 +163,8 @@ class Recorder(Versions, TorchDispatchMode):
         recorder.coverage.functions, recorder.coverage.unread = self.coverage.functions, self.coverage.unread
         return recorder
 
-    def assume_unreached(self, args: Any, kwargs: Any, functions: Functions) -> None:
-        """Extend the program by what code that no run reached could do.
+    def assumptions(self, args: Any, kwargs: Any, functions: Functions) -> Assumptions:
+        """Return what code that no run reached could do.
 
         Args:
             args, kwargs: of the example.
@@ -201,7 +184,15 @@ class Recorder(Versions, TorchDispatchMode):
             state=self._changing,
         )
         arguments = ForwardArguments(self._model, args, kwargs, declared, runs.sized)
-        assumptions = assumptions_about_unreached_code(runs, arguments, declared, functions)
+        return assumptions_about_unreached_code(runs, arguments, declared, functions)
+
+    def assume_unreached(self, args: Any, kwargs: Any, functions: Functions) -> None:
+        """Extend the program by what code that no run reached could do.
+
+        Args:
+            args, kwargs, functions: as for `assumptions`.
+        """
+        assumptions = self.assumptions(args, kwargs, functions)
         for value, reason in assumptions.used.values():
             if all(value is not output for output in self._outputs):
                 self._exits[value.index] = reason

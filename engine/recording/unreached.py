@@ -251,7 +251,7 @@ class _UntakenBranches:
         if effect is Effect.USES:
             where = "which ran only in some rounds or calls" if branch.has_run else "which did not run"
             reason = f"could be read by the code at {shown_place(branch.place)}, {where}"
-            self._assumptions.use(values, reason)
+            self._assumptions.use(values, reason, branch.place)
         else:
             self._assumptions.vary(values, zeros_stay=effect is Effect.KEEPS_ZERO)
 

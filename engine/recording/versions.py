@@ -17,9 +17,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from engine.errors import TraceError
 from engine.program.graph import Node, Value, map_values, walk_values
+from engine.program.trees import tensors_in
+from engine.recording.held_tensors import holds_nothing_but_tensors, tensors_of_variable
 from engine.recording.mutable_state import MutableState
 from engine.recording.opaque_modules import storage_of
 from engine.recording.tape import Tape
+from engine.source.paths_read import NumberRead
 from engine.source.provenance import Provenance
 
 __all__ = ["WRITE", "Versions"]
@@ -45,6 +48,9 @@ class _Home:
     node: Node | None = None
     position: int = 0
     parent: int | None = None
+
+
+_OTHER = ("other", None)
 
 
 class Versions(Tape):
@@ -134,6 +140,26 @@ class Versions(Tape):
         self._current[id(tensor)] = value
         self._place(tensor)
         return value
+
+    def _kept(self, held: Any) -> Any:
+        """Return what of a variable matters to code that does not run: values, a module, None, or something else."""
+        if held is None:
+            return "none", None
+        if isinstance(held, nn.Module):
+            return ("module", self._modules[id(held)]) if id(held) in self._modules else _OTHER
+        if isinstance(held, nn.Parameter) and id(held) in self._names:
+            return "stored", self._names[id(held)]
+        if isinstance(held, NumberRead):
+            return "inside", held.values
+        kind, tensors = tensors_of_variable(held)
+        current = [id(t) for t in tensors if id(t) in self._current]
+        return (kind, tuple(map(self._refresh, current))) if current else _OTHER
+
+    def _contents(self, held: Any) -> tuple[Value, ...] | None:
+        """Return the values that a container holds; None where it holds, or may hold, anything else."""
+        tensors = list(tensors_in(held))
+        is_recorded = holds_nothing_but_tensors(held) and all(id(t) in self._current for t in tensors)
+        return tuple(self._refresh(id(t)) for t in tensors) if is_recorded else None
 
     def _write(self, tensor: Tensor, value: Value) -> None:
         home = self._homes[id(tensor)]

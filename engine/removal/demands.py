@@ -303,7 +303,7 @@ def _pin(shrunk: Shrunk, checked: _Checked) -> Pin | None:
 def _demands(node: Node, shrunk: Shrunk) -> Iterator[Demand]:
     """The rule's demands, and that a factor computed from sizes (``head_dim ** -0.5``) does not change."""
     with rule_errors(node):
-        asked = list(shrunk.structure.rules.rule(node.op).demands(node, shrunk.indices, shrunk.shape))
+        asked = list(shrunk.structure.rules.of(node).demands(node, shrunk.indices, shrunk.shape))
     yield from asked
     for name, position in node.sizes.keys() - {demand.argument for demand in asked}:
         number = node.args[name]
@@ -338,7 +338,7 @@ def _values_behind(structure: Structure, leaf: AttributeOf) -> Iterator[Value]:
     """Yield the values of the ops that set an attribute (``out_channels``); no others change it."""
     for node in structure.graph.nodes:
         if node.module == leaf.module:
-            attributes = structure.rules.rule(node.op).attributes(node, lambda value: value.shape)
+            attributes = structure.rules.of(node).attributes(node, lambda value: value.shape)
             yield from (*node.inputs, *node.outputs) if leaf.name in attributes else ()
 
 

@@ -48,5 +48,5 @@ def _multiplied(structure: Structure) -> Iterator[Value]:
         if c.bias is not None:
             yield c.bias
     for node in structure.graph.nodes:
-        if structure.rules.rule(node.op).normalises:
+        if structure.rules.of(node).normalises:
             yield from (value for value in node.inputs if value.stored)

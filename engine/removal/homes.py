@@ -107,7 +107,7 @@ class Homes:
         norms: list[Node] = []
         for call in self._graph.readers(weight):
             readers = self._users.get(call.output.index, []) if call.outputs else []
-            absorbs = self._structure.rules.rule(readers[0].op).rare.absorbs if len(readers) == 1 else None
+            absorbs = self._structure.rules.of(readers[0]).rare.absorbs if len(readers) == 1 else None
             mean = None if absorbs is None or call.output.index in self._outputs else absorbs(readers[0])
             if mean is None:
                 return None

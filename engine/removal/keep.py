@@ -164,7 +164,7 @@ def alive(structure: Structure, readers: tuple[Consumer, ...], use: Use) -> Tens
     keep = ~structure.free()
     keep &= structure.roots == torch.arange(len(structure.roots))
     for node in structure.graph.nodes:
-        for value, dim, needed in structure.rules.rule(node.op).rare.needs(node, use):
+        for value, dim, needed in structure.rules.of(node).rare.needs(node, use):
             slots = structure.along(value, dim)
             if slots is not None:
                 keep[slots[needed]] = True
@@ -198,7 +198,7 @@ def _norms(structure: Structure, constants: Constants, use: Use) -> list[Span]:
     """
     norms_by_module: dict[str, Span] = {}
     for node in structure.graph.nodes:
-        statistic = structure.rules.rule(node.op).statistic
+        statistic = structure.rules.of(node).statistic
         span = None if statistic is None else statistic(node)
         slots = None if span is None else structure.along(span.input, span.dim)
         if span is None or slots is None or structure.frozen[slots].all():
@@ -240,7 +240,7 @@ def refilled(structure: Structure, constants: Constants, use: Use) -> Iterator[t
     Unused entries count as zero.
     """
     for node in structure.graph.nodes:
-        for span in structure.rules.rule(node.op).rare.refills(node):
+        for span in structure.rules.of(node).rare.refills(node):
             slots = structure.along(span.input, span.dim)
             if slots is not None:
                 row = constants.along(span.input, span.dim)
@@ -273,7 +273,7 @@ def corrections(structure: Structure, constants: Constants, shrunk: Shrunk) -> d
     """Return corrections to add to stored values of nodes that lose a part of others, with the node, by name."""
     deltas: dict[str, tuple[Node, Tensor]] = {}
     for node in structure.graph.nodes:
-        for value, delta in structure.rules.rule(node.op).rare.corrections(node, constants.__getitem__, shrunk.mask):
+        for value, delta in structure.rules.of(node).rare.corrections(node, constants.__getitem__, shrunk.mask):
             assert value.name is not None
             deltas[value.name] = node, delta
     return deltas

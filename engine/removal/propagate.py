@@ -100,14 +100,14 @@ class Structure:
         pairs = []
         for _, c in self.contractions():
             maker = None if c.weight.producer is None else self.graph.nodes[c.weight.producer]
-            scaled = None if maker is None else self.rules.rule(maker.op).rare.magnitude(maker)
+            scaled = None if maker is None else self.rules.of(maker).rare.magnitude(maker)
             pairs += [] if scaled is None else [(c, scaled)]
         return pairs
 
     @functools.cached_property
     def tables(self) -> frozenset[int]:
         """Indices of stored values from which an op other than a contraction produces channels: embeddings."""
-        put_out = (n for n in self.graph.nodes if any(True for _ in self.rules.rule(n.op).rare.produces(n)))
+        put_out = (n for n in self.graph.nodes if any(True for _ in self.rules.of(n).rare.produces(n)))
         return frozenset(v.index for node in put_out for v in node.inputs if v.stored)
 
     @functools.cached_property
@@ -115,7 +115,7 @@ class Structure:
         """Nodes whose sizes are attributes of their module, with these attributes as recorded."""
         pairs: list[tuple[Node, Mapping[str, int]]] = []
         for node in self.graph.nodes:
-            asked = self.rules.rule(node.op).attributes(node, lambda value: value.shape)
+            asked = self.rules.of(node).attributes(node, lambda value: value.shape)
             have = self.graph.attributes.get(node.module, {}) if asked else {}
             own = {name: size for name, size in asked.items() if have.get(name) == size}
             if own:
@@ -230,7 +230,7 @@ def propagate(graph: Graph, rules: Registry) -> Structure:
     for node in graph.nodes:
         labels.node = node
         with rule_errors(node):
-            rule = rules.rule(node.op)
+            rule = rules.of(node)
             rule.labels(node, labels)
             if node.outputs and not rule.rare.lends:
                 labels.fix_unclaimed(node)

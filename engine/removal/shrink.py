@@ -103,7 +103,7 @@ class Shrunk:
         """Return the integer attributes that change, per module, with their new values."""
         changed = {module: dict(values) for module, values in self.overrides.items()}
         for node, before in self.structure.attributes:
-            after = self.structure.rules.rule(node.op).attributes(node, self.shape)
+            after = self.structure.rules.of(node).attributes(node, self.shape)
             news = {k: after[k] for k, old in before.items() if old != after[k]}
             if news:
                 changed.setdefault(node.module, {}).update(news)

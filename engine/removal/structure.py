@@ -66,7 +66,7 @@ def _structure(graph: Graph, rules: Registry) -> Structure:
 def readers_of_zeros(structure: Structure) -> Iterator[tuple[Node, Statistic, Tensor]]:
     """Yield the nodes that can lose zero channels only, with what they read and its slots."""
     for node in structure.graph.nodes:
-        for span in () if structure.graph.unread(node) else structure.rules.rule(node.op).only_zeros(node):
+        for span in () if structure.graph.unread(node) else structure.rules.of(node).only_zeros(node):
             slots = structure.along(span.input, span.dim)
             if slots is not None:
                 yield node, span, slots
@@ -121,7 +121,7 @@ def _masks(structure: Structure, keep: Tensor) -> dict[str, Tensor]:
     """Return compact masks of everything that produces the removed slots; consumers need no masks."""
     reading = {c.weight.index: c.input_place for _, c in structure.contractions() if not c.depthwise}
     for node in structure.graph.nodes:
-        if any(True for _ in structure.rules.rule(node.op).rare.produces(node)):
+        if any(True for _ in structure.rules.of(node).rare.produces(node)):
             for table in node.inputs:
                 reading.pop(table.index, None)  # it may be the weight of the last layer too
     masks: dict[str, Tensor] = {}

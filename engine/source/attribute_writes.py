@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import dis
 import functools
+import inspect
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from types import CodeType, FunctionType
+from types import CodeType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from engine.program.stored import modules_of
 from engine.source.absent import assigned_where_none
+from engine.source.decorated import functions_behind, is_of_torch
 from engine.source.setup_code import called_by_constructors_only, functions_of, is_setup, run_by_forward
 from engine.source.static_attributes import table_of
 
@@ -163,7 +165,7 @@ def assigned_anywhere(model: nn.Module, *others: type) -> frozenset[str]:
 
 
 def _anywhere(model: nn.Module, others: Iterable[type]) -> _Names:
-    classes = {base for kind in (*_module_classes(model), *others) for base in kind.__mro__ if not _is_torch(base)}
+    classes = {base for kind in (*_module_classes(model), *others) for base in kind.__mro__ if not is_of_torch(base)}
     setup = _setup_of(classes)
     spaces = [_names_in_python_module(name, setup) for name in {cls.__module__ for cls in classes}]
     return _union([*spaces, *(_names_in_class(cls, setup) for cls in classes)])
@@ -175,12 +177,12 @@ def _module_classes(model: nn.Module) -> set[type]:
 
 def _names_by_class(model: nn.Module) -> dict[type, _Names]:
     kinds = _module_classes(model)
-    classes = {base for kind in kinds for base in kind.__mro__ if not _is_torch(base)}
+    classes = {base for kind in kinds for base in kind.__mro__ if not is_of_torch(base)}
     setup = _setup_of(classes)
     spaces = [_names_in_python_module(name, setup) for name in {cls.__module__ for cls in classes}]
     anywhere = [names._replace(own=frozenset(), own_fills=frozenset()) for names in spaces]
     unions = {
-        kind: _union([*anywhere, *(_names_in_class(b, setup) for b in kind.__mro__ if not _is_torch(b))])
+        kind: _union([*anywhere, *(_names_in_class(b, setup) for b in kind.__mro__ if not is_of_torch(b))])
         for kind in kinds
     }
     for _, module in modules_of(model):
@@ -201,19 +203,24 @@ def written_by_modules(model: nn.Module) -> frozenset[str]:
         >>> sorted(written_by_modules(Adapts()))
         ['running_mean']
     """
-    classes = {base for _, module in modules_of(model) for base in type(module).__mro__ if not _is_torch(base)}
+    classes = {base for _, module in modules_of(model) for base in type(module).__mro__ if not is_of_torch(base)}
     names = _union(_names_in_class(cls, _setup_of(classes)) for cls in classes)
     return names.own | names.others | names.filled
 
 
-def _is_torch(cls: type) -> bool:
-    return cls is object or cls.__module__.startswith("torch.nn")
-
-
 @functools.cache
 def _names_in_class(cls: type, setup: _Setup) -> _Names:
-    """Return the names of the attributes that the methods of a class write to, unless they build a model."""
-    return _union(_names(code) for name, code in functions_of(cls) if not setup.includes(name))
+    """Return the names of the attributes that methods of a class write to, and those of classes inside."""
+    items, of_others = vars(cls), {"own": frozenset[str](), "own_fills": frozenset[str]()}
+    inner = (item for item in items.values() if isinstance(item, type) and item.__module__ == cls.__module__)
+    methods = [(name, code) for name, code in functions_of(cls) if not setup.includes(name)]
+    static = {name for name, _ in methods if isinstance(items[name], staticmethod)}
+    parts = [_names(code, None if name in static else _first_argument(code)) for name, code in methods]
+    return _union([*parts, *(_names_in_class(other, setup)._replace(**of_others) for other in inner)])
+
+
+def _first_argument(code: CodeType) -> str | None:
+    return code.co_varnames[0] if code.co_argcount else None
 
 
 @functools.cache
@@ -221,10 +228,10 @@ def _names_in_python_module(name: str, setup: _Setup) -> _Names:
     """Return the names of the attributes that the code of a Python module writes to."""
     parts: list[_Names] = []
     for key, item in list(table_of(sys.modules.get(name)).items()):
-        if isinstance(item, FunctionType) and item.__module__ == name and not setup.includes(key):
-            parts.append(_names(item.__code__))
-        elif isinstance(item, type) and item.__module__ == name:
-            parts.append(_names_in_class(item, setup))
+        if isinstance(item, type):
+            parts += [_names_in_class(item, setup)] if item.__module__ == name else []
+        elif getattr(item, "__module__", None) == name and not setup.includes(key):
+            parts += [_names(function.__code__, None) for function in functions_behind(item, name)]
     return _union(parts)
 
 
@@ -250,15 +257,18 @@ def _setup_of(classes: Iterable[type]) -> _Setup:
 
 
 def _union(parts: Iterable[_Names]) -> _Names:
-    columns = zip(*parts, strict=True)
-    return _Names(*(frozenset[str]().union(*column) for column in columns))
+    return _Names(*(frozenset[str]().union(*column) for column in zip(*parts, strict=True)))
 
 
 @functools.cache
-def _names(code: CodeType) -> _Names:
-    """Return the names of the attributes that a function, or one defined inside of it, writes to."""
-    inner = [_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
-    own = _names_in_code(code)
+def _names(code: CodeType, self_name: str | None) -> _Names:
+    """Return the names of the attributes that a function, a method of what a variable holds, or inner ones write to."""
+    constants = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    if code.co_flags & inspect.CO_OPTIMIZED:
+        inner = [_names(c, self_name if self_name in c.co_freevars else None) for c in constants]
+    else:  # the body of a class
+        inner = [_names(c, _first_argument(c)) for c in constants if not is_setup(c.co_name)]
+    own = _names_in_code(code, self_name)
     fills = assigned_where_none(code) if own.own or own.others else None
     if fills is not None:
         stored = {i.argval for i in dis.get_instructions(code) if i.opname in ("STORE_ATTR", "DELETE_ATTR")}
@@ -271,7 +281,7 @@ class _Step(NamedTuple):
 
     Attributes:
         kind: name of the opcode.
-        about: a name, an operator, or the names of keyword arguments.
+        about: a name, an operator, or names of arguments.
         effect: change of the height of the stack.
     """
 
@@ -280,9 +290,9 @@ class _Step(NamedTuple):
     effect: int
 
 
-def _names_in_code(code: CodeType) -> _Names:
+def _names_in_code(code: CodeType, self_name: str | None) -> _Names:
     own, others, held = set[str](), set[str](), set[str]()
-    first = code.co_varnames[0] if code.co_argcount else None
+    first = _first_argument(code)
     lines = list(_instructions_by_line(code))
     targets = [[step for target in _written_expressions(line) for step in target] for line in lines]
     filled = {step.about for target in targets for step in target if step.kind == "LOAD_FAST"}
@@ -292,7 +302,9 @@ def _names_in_code(code: CodeType) -> _Names:
     for line, target in zip(lines, targets, strict=True):
         for place, (kind, name, _) in enumerate(line):
             if kind in ("STORE_ATTR", "DELETE_ATTR") and name not in ("data", "grad"):
-                (own if line[place - 1][:2] == ("LOAD_FAST", first) else others).add(name)
+                holder = line[place - 1]
+                is_own = holder.kind in ("LOAD_FAST", "LOAD_DEREF") and holder.about == self_name is not None
+                (own if is_own else others).add(name)
             if kind == "STORE_GLOBAL":
                 others.add(name)
         aliases = any(

@@ -12,16 +12,19 @@ from torch import Tensor, nn
 
 from engine.source.argument_flow import Choices, Reader, read
 from engine.source.branches import RESULT
-from engine.source.syntax import nodes_of
+from engine.source.syntax import nodes_of, span_of
 
-__all__ = ["chosen_calls"]
+__all__ = ["Span", "chosen_calls"]
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+Span = tuple[tuple[int, int], tuple[int, int]]
+"""Line and column at which an expression begins, and those at which it ends."""
+
 _COUNTS = frozenset({"range", "slice"})
 _CONTAINERS = (ast.Dict, ast.List, ast.NamedExpr, ast.Starred, ast.Tuple)
 
 
-def chosen_calls(model: nn.Module, choices: Choices) -> Mapping[CodeType, Mapping[tuple[int, int], bool]]:
+def chosen_calls(model: nn.Module, choices: Choices) -> Mapping[CodeType, Mapping[Span, bool]]:
     """Return the calls, operators and subscripts that get a number which code chooses, and comparisons in loops.
 
     Args:
@@ -29,10 +32,10 @@ def chosen_calls(model: nn.Module, choices: Choices) -> Mapping[CodeType, Mappin
         choices: what is chosen.
 
     Returns:
-        Lines and columns at which they end, each with whether it may pick from a list, or count, by code of the
+        Where they begin and end, each with whether it may pick from a list, or count, by code of the
         function.
     """
-    result: dict[CodeType, dict[tuple[int, int], bool]] = defaultdict(dict)
+    result: dict[CodeType, dict[Span, bool]] = defaultdict(dict)
     for reader in read(model, (), choices, _NumberReader)[0]:
         result[reader.code].update(reader.chosen())
     return result
@@ -65,8 +68,8 @@ class _NumberReader(Reader):
         results = (n.value for n in ast.walk(self.tree) if isinstance(n, ast.Return) and n.value is not None)
         return RESULT in self.names or any(map(self.follows, results))
 
-    def chosen(self) -> Iterator[tuple[tuple[int, int], bool]]:
-        """Yield the ends of calls, operators and subscripts that get such an argument, or what one chooses.
+    def chosen(self) -> Iterator[tuple[Span, bool]]:
+        """Yield the places of calls, operators and subscripts that get such an argument, or what one chooses.
 
         With each goes whether it may pick from a list, or count.
         """
@@ -91,9 +94,8 @@ class _NumberReader(Reader):
             if any(map(self.follows, parts)):
                 called: ast.expr | None = getattr(node, "func", None)
                 picks = not isinstance(node, (ast.Call, ast.BinOp)) or _may_do_nothing(called)
-                end = node.test if isinstance(node, ast.While) else node
                 is_chosen = called is not None and self.follows(called)
-                yield (end.end_lineno or end.lineno, end.end_col_offset or 0), picks or is_chosen
+                yield span_of(node.test if isinstance(node, ast.While) else node), picks or is_chosen
 
     def _is_number(self, value: ast.expr, depth: int = 3) -> bool:
         """Whether an expression is a number, computed from sizes, attributes, and such arguments."""

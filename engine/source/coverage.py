@@ -21,7 +21,8 @@ from engine.program.trees import tensors_in
 from engine.source.branches import Branch, FunctionBranches, branches_of
 from engine.source.function_text import lines_of
 from engine.source.instructions import arguments_of, has_while_loop
-from engine.source.omitted_arguments import fallback_variables, holds_either
+from engine.source.omitted_arguments import fallback_variables, holds_either, is_filled
+from engine.source.picked_containers import containers_by_line, note_contents
 from engine.source.rounds import MOST_VALUES, Rounds, repeatable
 from engine.source.sites import CALLBACKS, ENGINE, is_library
 from engine.source.skips import SkipWatch
@@ -57,6 +58,7 @@ class FunctionCoverage:
         calls: how often a run called it, at most.
         fallbacks: values that replaced arguments which were None, by name of the argument.
         omitted: arguments that were None.
+        contents: what containers held where items are picked from them, by line and variable.
     """
 
     function: FunctionBranches
@@ -68,6 +70,7 @@ class FunctionCoverage:
     calls: int = 0
     fallbacks: dict[str, list[Any]] = field(default_factory=dict)
     omitted: set[str] = field(default_factory=set)
+    contents: dict[tuple[int, str], list[Any]] = field(default_factory=dict)
 
     def merge(self, other: FunctionCoverage) -> None:
         """Add the coverage of another run."""
@@ -80,6 +83,8 @@ class FunctionCoverage:
                 own += [k for k in summary if k not in own]
         for name, summary in other.fallbacks.items():
             self.fallbacks.setdefault(name, []).extend(summary)
+        for place, summary in other.contents.items():
+            self.contents.setdefault(place, []).extend(summary)
 
     def pending(self) -> list[Branch]:
         """Return the branches that did not run yet."""
@@ -100,6 +105,7 @@ class CoverageTracer:
     Args:
         files: files of packages whose functions are traced as well as the user's own.
         summarize: returns what to keep of the value of a variable, or None.
+        summarize_items: the same for a container from which items are picked.
         owner: returns the name of the module that a call belongs to, and whether that is its first argument.
         forward: the code of forward, which is traced even if it has no branches.
         recorded_as: returns the tensor that stands for a tensor in the recording.
@@ -121,6 +127,7 @@ class CoverageTracer:
         self,
         files: Container[str],
         summarize: Callable[[Any], Any],
+        summarize_items: Callable[[Any], Any],
         owner: Callable[[FrameType], tuple[str, bool]],
         forward: CodeType | None = None,
         recorded_as: Callable[[Tensor], Tensor] = lambda tensor: tensor,
@@ -128,6 +135,7 @@ class CoverageTracer:
         origins: Callable[[Any], Iterable[Hashable]] = lambda summary: (),
     ) -> None:
         self._files, self._summarize, self._owner, self._origins = files, summarize, owner, origins
+        self._summarize_items = summarize_items
         self._read_by_branches = set[Hashable]()
         self._forward, self._recorded_as, self._count_line = forward, recorded_as, count_line
         self._fallbacks: list[tuple[FunctionCoverage, str, Tensor]] = []
@@ -276,7 +284,7 @@ class CoverageTracer:
         if own:
             first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
             self.called[code] = frame.f_globals, None if first is None else type(first)
-            self.filled[code] = {name for name in arguments_of(code) if _is_filled(frame.f_locals.get(name))}
+            self.filled[code] = {name for name in arguments_of(code) if is_filled(frame.f_locals.get(name))}
             if self.filled[code]:
                 self._with_filled.add(id(code))
             if function is None:
@@ -303,7 +311,8 @@ class CoverageTracer:
         repeated = repeatable(function, coverage.calls > 1, coverage.is_method)
         fallbacks = fallback_variables(function, frame.f_locals) if pending or code is self._forward else {}
         coverage.omitted.update(fallbacks.values())
-        if not (pending or repeated or fallbacks):
+        containers = containers_by_line(function.tree)
+        if not (pending or repeated or fallbacks or containers):
             return counts
         ran, shared_lines, last = coverage.ran, function.shared_lines, dict[str, list[Tensor]]()
         decided_on, decided_at = function.decided_on, function.decided_at
@@ -318,6 +327,8 @@ class CoverageTracer:
             if event == "line":
                 self._count_line()
                 before, line = line, frame.f_lineno
+                if line in containers:
+                    note_contents(coverage.contents, frame, containers[line], self._summarize_items)
                 if skips:
                     skips.step(frame.f_lasti, before, line)
                 for branch in assigning:
@@ -348,7 +359,7 @@ class CoverageTracer:
     def _narrow_filled(self, frame: FrameType) -> None:
         """Forget the arguments that hold no tensors in a further call."""
         code, variables = frame.f_code, frame.f_locals
-        self.filled[code] = {name for name in self.filled[code] if _is_filled(variables.get(name))}
+        self.filled[code] = {name for name in self.filled[code] if is_filled(variables.get(name))}
         if not self.filled[code]:
             self._with_filled.discard(id(code))
 
@@ -387,9 +398,3 @@ class CoverageTracer:
                     either = holds_either(coverage.function.tree, name, argument)
                     own = (t for t in tensors if either or not isinstance(t, nn.Parameter))
                     self._fallbacks += [(coverage, argument, tensor) for tensor in own]
-
-
-def _is_filled(value: Any) -> bool:
-    """Whether an argument is a tensor, or a container with tensors alone."""
-    items = list(value.values()) if isinstance(value, dict) else value
-    return isinstance(value, Tensor) or type(items) in (tuple, list) and len(items) > 0 and all(map(_is_filled, items))

@@ -14,6 +14,7 @@ from engine.source.conditions import Conditions
 from engine.source.function_text import syntax_of
 from engine.source.names_used import names_in
 from engine.source.static_attributes import table_of
+from engine.source.syntax import span_of
 
 __all__ = ["DynamicCalls", "module_globals"]
 
@@ -56,10 +57,10 @@ class DynamicCalls:
             calls = (n for n in ast.walk(tree) if isinstance(n, ast.Call) and not _is_only_lookup(n))
             self._calls = [call for call in calls if self._is_open(call, options)]
 
-    def at(self, end: tuple[int, int] | None, line: int) -> ast.Call | None:
-        """Return the dynamic call that ends at a position; if the position is unknown, the one on a line."""
+    def at(self, span: tuple[Any, Any], line: int) -> ast.Call | None:
+        """Return the dynamic call that begins and ends at a place; if the place is unknown, the one on a line."""
         for call in self._calls:
-            if end == (call.end_lineno, call.end_col_offset) if end is not None else call.lineno == line:
+            if span == span_of(call) if None not in span else call.lineno == line:
                 return call
         return None
 

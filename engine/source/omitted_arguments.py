@@ -7,12 +7,14 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
 from engine.source.bindings import bindings
 from engine.source.branches import FunctionBranches
 from engine.source.effects import names_read
 from engine.source.instructions import arguments_of
 
-__all__ = ["ends_of_numeric_fallbacks", "fallback_variables", "holds_either"]
+__all__ = ["ends_of_numeric_fallbacks", "fallback_variables", "holds_either", "is_filled"]
 
 _CHOICES = (ast.IfExp, ast.BoolOp)
 _OPERATIONS = (ast.BinOp, ast.Call, ast.AugAssign, ast.UnaryOp, ast.Compare)
@@ -107,3 +109,18 @@ def _chooses_number(choice: ast.AST, omitted: frozenset[str]) -> bool:
 def _is_number(value: ast.expr) -> bool:
     value = value.operand if isinstance(value, ast.UnaryOp) else value
     return isinstance(value, ast.Constant) and isinstance(value.value, (int, float))
+
+
+def is_filled(value: Any) -> bool:
+    """Whether an argument is a tensor, or a container with tensors alone.
+
+    Args:
+        value: that is passed.
+
+    Example:
+        >>> h = Tensor([1])
+        >>> [is_filled(value) for value in (h, [h, h], {"a": h}, [], [h, None])]
+        [True, True, True, False, False]
+    """
+    items = list(value.values()) if isinstance(value, dict) else value
+    return isinstance(value, Tensor) or type(items) in (tuple, list) and len(items) > 0 and all(map(is_filled, items))

@@ -10,8 +10,9 @@ import functools
 import linecache
 import sys
 from collections.abc import Iterable, Iterator
-from types import CodeType, FunctionType
+from types import CodeType
 
+from engine.source.decorated import functions_behind
 from engine.source.function_text import syntax_of, syntax_of_file
 from engine.source.static_attributes import table_of
 
@@ -57,10 +58,7 @@ def functions_of(cls: type) -> Iterator[tuple[str, CodeType]]:
         ['width']
     """
     for name, item in vars(cls).items():
-        inner = [getattr(item, part, None) for part in ("fget", "fset", "__func__")] if not callable(item) else [item]
-        for function in (*inner, getattr(item, "__wrapped__", None)):
-            if isinstance(function, FunctionType):
-                yield name, function.__code__
+        yield from ((name, function.__code__) for function in functions_behind(item, cls.__module__))
 
 
 @functools.cache
@@ -118,10 +116,10 @@ def run_by_forward(classes: frozenset[type]) -> frozenset[str]:
 
 def _functions_in(python_module: str) -> Iterator[tuple[str, CodeType]]:
     for name, item in list(table_of(sys.modules.get(python_module)).items()):
-        if isinstance(item, FunctionType) and item.__module__ == python_module:
-            yield name, item.__code__
-        elif isinstance(item, type) and item.__module__ == python_module:
-            yield from functions_of(item)
+        if isinstance(item, type):
+            yield from functions_of(item) if item.__module__ == python_module else ()
+        elif getattr(item, "__module__", None) == python_module:
+            yield from ((name, function.__code__) for function in functions_behind(item, python_module))
 
 
 def _mentioned(codes: Iterable[CodeType]) -> set[str]:

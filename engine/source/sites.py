@@ -7,6 +7,7 @@ import os
 import sys
 from dataclasses import dataclass
 from types import CodeType
+from typing import Any
 
 import torch
 
@@ -41,7 +42,7 @@ class Site:
         code: the code object that makes the call.
         caller: the code object that called that one.
         line: line of the call, counted from 1.
-        end: last line and column of the call in the source; None where Python does not keep it.
+        start, end: first and last line and column of the call in the source; None where Python does not keep them.
         reflected: whether it is an operator with a number on its left.
     """
 
@@ -49,8 +50,14 @@ class Site:
     code: CodeType
     caller: CodeType | None
     line: int
+    start: tuple[int, int] | None
     end: tuple[int, int] | None
     reflected: bool = False
+
+    @property
+    def span(self) -> tuple[Any, Any]:
+        """Where the call begins and ends; in ``h * pick(x)`` two end at the same place."""
+        return self.start, self.end
 
     @property
     def place(self) -> str:
@@ -67,9 +74,12 @@ class Site:
 
 
 @functools.cache
-def _ends(code: CodeType) -> list[tuple[int, int] | None]:
-    """Return the end line and column of each instruction."""
-    return [None if end is None or column is None else (end, column) for _, end, _, column in code.co_positions()]
+def _spans(code: CodeType) -> list[tuple[tuple[int, int], tuple[int, int]] | tuple[None, None]]:
+    """Return the lines and columns at which each instruction begins and ends in the source."""
+    return [
+        (None, None) if None in place else ((place[0], place[2]), (place[1], place[3]))  # type: ignore[misc]
+        for place in code.co_positions()
+    ]
 
 
 @functools.cache
@@ -100,9 +110,9 @@ def user_site(function: str, reflected: bool = False) -> Site:
     key = function, id(code), id(caller), frame.f_lasti, reflected  # the hash of code takes longer than all else
     site = _SITES.get(key)
     if site is None:
-        ends, place = _ends(code), frame.f_lasti // 2
-        end = ends[place] if place < len(ends) else None
-        site = Site(function, code, caller, frame.f_lineno, end, reflected)
+        spans, place = _spans(code), frame.f_lasti // 2
+        start, end = spans[place] if place < len(spans) else (None, None)
+        site = Site(function, code, caller, frame.f_lineno, start, end, reflected)
         if len(_SITES) >= _MOST:
             _SITES.clear()
         _SITES[key] = site

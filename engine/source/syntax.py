@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["TRIES", "compares_with_none", "is_literal_size", "nodes_of", "parents_of"]
+__all__ = ["TRIES", "compares_with_none", "is_literal_size", "nodes_of", "parents_of", "span_of"]
 
 TRIES = (ast.Try, ast.TryStar)
 """Kinds of statements that catch errors."""
@@ -42,6 +42,20 @@ def parents_of(*trees: ast.AST) -> Mapping[ast.AST, ast.AST]:
         ('y = f(x)', False)
     """
     return {child: node for tree in trees for node in nodes_of(tree) for child in ast.iter_child_nodes(node)}
+
+
+def span_of(node: ast.AST) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the first and the last line and column of an expression or a statement.
+
+    Args:
+        node: of a tree.
+
+    Example:
+        >>> span_of(ast.parse("y = f(x)").body[0].value)
+        ((1, 4), (1, 8))
+    """
+    place: Any = node
+    return (place.lineno, place.col_offset), (place.end_lineno or place.lineno, place.end_col_offset or 0)
 
 
 def is_literal_size(size: ast.expr) -> bool:

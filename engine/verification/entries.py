@@ -26,13 +26,13 @@ from engine.recording.inputs import call_entry
 from engine.recording.outer_modules import preserving_outer_modules
 from engine.recording.process import seeded
 from engine.surgery.kinds.attention import headwise
+from engine.verification.cancellation import floors_by_rounding, least_floors, nudged
 from engine.verification.certificate import Certificate
 from engine.verification.tensors import Recipe, masked_recipes, small_recipes
 
 __all__ = ["EntryProof"]
 
-_SMALL = 1e-6
-"""Gradients below this part of the largest one are rounding, and measured against it."""
+_OF_GRADIENTS = "the gradient"
 
 _LOW = 1e-4
 """Relative error that is allowed where an entry does not run in float64."""
@@ -138,14 +138,14 @@ class EntryProof:
         worst = max([certificate.max_error, *(error for error in errors.values() if error is not None)])
         return replace(certificate, max_error=worst, entries=names, notes=(*certificate.notes, *notes))
 
-    def _after(self, entry: Entry, small: Mapping[str, Recipe], way: _Way) -> _Outcome:
+    def _after(self, entry: Entry, small: Mapping[str, Recipe], way: _Way, last_digits: bool = False) -> _Outcome:
         try:
-            return self._outcome(entry, small, way, self._plan.masks)
+            return self._outcome(entry, small, way, self._plan.masks, last_digits)
         except TraceError as error:
             raise VerificationError(f"The compacted model does not run where the masked one does: {error}") from error
 
     def _compare(
-        self, entry: Entry, way: _Way, before: _Outcome, run: Callable[[], _Outcome], tolerance: float
+        self, entry: Entry, way: _Way, before: _Outcome, run: Callable[..., _Outcome], tolerance: float
     ) -> float | None:
         """Return the relative error of an entry; None where random numbers differ, and 0 where it was in low precision.
 
@@ -155,39 +155,44 @@ class EntryProof:
         after = run()
         if entry.training and before.random != after.random:
             return None
-        error, where = self._error(before, after)
         tolerance = tolerance if way.dtype is not None else max(tolerance, _LOW)
+        floors = least_floors(before.gradients)
+        error, where = self._error(before, after, floors)
+        if not error <= tolerance and where.startswith(_OF_GRADIENTS):
+            floors |= floors_by_rounding(after.gradients, run(last_digits=True).gradients, tolerance)
+            error, where = self._error(before, after, floors)
         if not error <= tolerance:
             raise VerificationError(
                 f"The compacted model differs from the masked one in {entry.name!r}: relative error {error:.1e} at "
                 f"{where} (tolerance {tolerance:.0e}). The model was left as it was; leave what {entry.name!r} reads "
                 "out of the pruning, and report this."
             )
-        self._compare_hooks(entry, before, after, tolerance)
+        self._compare_hooks(entry, before, after, floors, tolerance)
         self._compare_left(entry, before, after, run, tolerance)
         return error if way.dtype is not None else 0.0
 
-    def _error(self, before: _Outcome, after: _Outcome) -> tuple[float, str]:
-        """Return the largest relative error, and where it is."""
+    def _error(self, before: _Outcome, after: _Outcome, floors: Mapping[str, float]) -> tuple[float, str]:
+        """Return the largest relative error, and where it is; gradients are measured against floors at least."""
         if [t.shape for t in before.values] != [t.shape for t in after.values]:
             return math.inf, "what it returns, whose shape follows the number of channels"
         errors = [(_relative(a, b), "what it returns") for a, b in zip(before.values, after.values, strict=True)]
         for name, tensor in before.written.items():
             errors.append((_relative(self._left_of(name, tensor), after.written[name]), f"what it writes to {name!r}"))
-        largest = max((float(t.abs().max()) for t in before.gradients.values() if t.numel()), default=0.0)
         for name, tensor in before.gradients.items():
             mask = self._plan.masks.get(name, torch.ones([], dtype=torch.bool)).to(tensor.device)
             pair = self._left_of(name, tensor) * mask, after.gradients[name] * mask
-            errors.append((_relative(*pair, floor=_SMALL * largest), f"the gradient of {name!r}"))
+            errors.append((_relative(*pair, floor=floors[name]), f"{_OF_GRADIENTS} of {name!r}"))
         return max(errors, key=lambda pair: pair[0], default=(0.0, ""))
 
-    def _compare_hooks(self, entry: Entry, before: _Outcome, after: _Outcome, tolerance: float) -> None:
+    def _compare_hooks(
+        self, entry: Entry, before: _Outcome, after: _Outcome, floors: Mapping[str, float], tolerance: float
+    ) -> None:
         """Refuse a compaction after which hooks change gradients or parameters otherwise than with masks."""
-        largest = max((float(t.abs().max()) for t in before.gradients.values() if t.numel()), default=0.0)
+        least = min(floors.values(), default=0.0)
         for (what, name), tensor in before.hooked.items():
             mask = self._plan.masks.get(name, torch.ones([], dtype=torch.bool)).to(tensor.device)
             pair = self._left_of(name, tensor) * mask, after.hooked[what, name] * mask
-            error = _relative(*pair, floor=_SMALL * largest)
+            error = _relative(*pair, floor=floors.get(name, least))
             if not error <= tolerance:
                 raise VerificationError(
                     f"Hooks that run after the gradients of {entry.name!r} change the {what} {name!r} otherwise than "
@@ -219,10 +224,18 @@ class EntryProof:
         cut = self._plan.slices.get(name)
         return tensor if cut is None else cut.apply(tensor)
 
-    def _outcome(self, entry: Entry, recipes: Mapping[str, Recipe], way: _Way, masks: Mapping[str, Tensor]) -> _Outcome:
+    def _outcome(
+        self,
+        entry: Entry,
+        recipes: Mapping[str, Recipe],
+        way: _Way,
+        masks: Mapping[str, Tensor],
+        last_digits: bool = False,
+    ) -> _Outcome:
         """Run an entry with other tensors in the model's tables; model and what is around it are left as they were."""
         model, outcome, dtype = self._model, _Outcome(), way.dtype
         tensors = {name: recipe.make(dtype).clone() for name, recipe in recipes.items()}
+        tensors = {name: nudged(tensor) for name, tensor in tensors.items()} if last_digits else tensors
         args, kwargs = (map_tensors(tree, lambda t: _cast(t, dtype)) for tree in (entry.args, dict(entry.kwargs)))
         learning = list(distinct_modules(model).values()) if entry.training else []
         with ExitStack() as scope:

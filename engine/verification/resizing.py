@@ -126,7 +126,7 @@ def _features(graph: Graph, rules: Registry) -> frozenset[tuple[int, int]]:
     features: set[tuple[int, int]] = set()
     for node in graph.nodes:
         if any(value.index in positions for value in node.inputs):
-            statistic = rules.rule(node.op).statistic
+            statistic = rules.of(node).statistic
             spans = [] if statistic is None else [statistic(node)]
             dims = [(c.input, c.input_dim) for c in rules.contractions(node)]
             dims += [(span.input, span.dim) for span in spans if span is not None]

@@ -105,5 +105,5 @@ def _run_of(graph: Graph, path: str, analysis: Analysis) -> list[Node]:
 def _computes(node: Node, analysis: Analysis) -> bool:
     rules = analysis.structure.rules
     wide = {norm.module for norm in analysis.plan.of(NarrowedNorm)}  # inside, such a norm is as wide as before
-    computes = rules.rule(node.op).normalises or bool(rules.contractions(node))
+    computes = rules.of(node).normalises or bool(rules.contractions(node))
     return computes and node.module not in wide

@@ -102,7 +102,7 @@ class Witness:
         }
         wide = {norm.module for norm in analysis.plan.of(NarrowedNorm)}
         nodes = [node for node in analysis.structure.graph.nodes if node.path == "eval"]
-        computing = {n.index: c for n in nodes if (c := rules.contractions(n)) or rules.rule(n.op).normalises}
+        computing = {n.index: c for n in nodes if (c := rules.contractions(n)) or rules.of(n).normalises}
         ops = {node.op for node in nodes if node.index in computing}
         rows: list[Any] = []
         for node in nodes:
@@ -129,7 +129,7 @@ def _draws(analysis: Analysis) -> tuple[Node, ...]:
 
 
 def _span(analysis: Analysis, node: Node) -> Statistic | None:
-    statistic = analysis.structure.rules.rule(node.op).statistic
+    statistic = analysis.structure.rules.of(node).statistic
     return None if statistic is None else statistic(node)
 
 

@@ -12,8 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.utils.prune import BasePruningMethod
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
@@ -245,16 +247,25 @@ class MaskingCallback(CompressionCallback):
         path, model = self.target(pl_module)
         self._masks = place(masks, model)
         write_buffers(model, self._masks)
-        self.enforce(pl_module)
+        self._zeroings = zeroings(model, self._masks)
+        zero_weights(self._zeroings)
         for average in averages(_callbacks(pl_module), pl_module, path):
             zero_weights(zeroings(average.module, place(rebase(self._masks, "", average.path), average.module)))
 
     def enforce(self, pl_module: LightningModule) -> None:
-        """Zero masked entries again, in case an averaging callback overwrote them; not while a step is recorded."""
+        """Zero masked entries again, and warn if something wrote to them; not while a step is recorded."""
         if is_quiet(pl_module):
             return
         self._at_rest(pl_module)
-        self._zeroings = zeroings(self.target(pl_module)[1], self._masks)
+        model = self.target(pl_module)[1]
+        self._zeroings = zeroings(model, self._masks)
+        if written := [zeroing.parameter for zeroing in self._zeroings if zeroing.is_undone()]:
+            names = [name for name, parameter in model.named_parameters() if any(parameter is p for p in written)]
+            rank_zero_warn(
+                f"Masked weights of {', '.join(names)} are not zero: something wrote to them after the last step of an "
+                "optimizer, such as weights that were loaded or averaged. They are zeroed now, which may change what "
+                "the model computes. Load or average before the masks are imposed, or mask the weights that you load."
+            )
         zero_weights(self._zeroings)
 
     def _at_rest(self, pl_module: LightningModule) -> None:
@@ -268,6 +279,16 @@ class MaskingCallback(CompressionCallback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         # A fit resumed after the last batch of an epoch starts the next epoch without calling `on_train_epoch_start`.
         self.catch_up(trainer, pl_module)
+        self._zero(pl_module)
+
+    @override
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._zero(pl_module)
+
+    def _zero(self, pl_module: LightningModule) -> None:
+        """Zero masked weights to which something else than an optimizer may have written: noise, slow weights."""
+        if not is_quiet(pl_module):
+            zero_weights(self._zeroings)
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -281,13 +302,16 @@ class MaskingCallback(CompressionCallback):
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Right after each step, not at the end of the batch: averaging callbacks read the weights in between, and with
-        # manual optimization so does the next forward pass of the same batch.
-        self._hooks = [optimizer.register_step_post_hook(self._after_step) for optimizer in trainer.optimizers]
+        # manual optimization so does the next forward pass of the same batch. After the steps of all optimizers, also
+        # of those that are made during the fit, or that another optimizer holds.
+        self._hooks = [register_optimizer_step_post_hook(self._after_step)]
         if self._masks:
             self.impose(pl_module, self._masks)
 
     def _after_step(self, *_: Any) -> None:
-        zero_weights(self._zeroings)
+        pl_module = None if self._owner is None else self._owner()
+        if pl_module is not None:
+            self._zero(pl_module)  # type: ignore[arg-type]
 
     @override
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -296,8 +320,16 @@ class MaskingCallback(CompressionCallback):
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._remove_hooks()
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._remove_hooks()
+
+    def _remove_hooks(self) -> None:
         for hook in self._hooks:
             hook.remove()
+        self._hooks = []
 
     @override
     def after_compaction(

@@ -280,6 +280,7 @@ class ChannelPruning(MaskingCallback):
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        super().on_exception(trainer, pl_module, exception)
         self._gatherer.close()
 
     @override
@@ -297,10 +298,9 @@ class ChannelPruning(MaskingCallback):
         fast_dev_run = trainer.fast_dev_run  # type: ignore[attr-defined]
         position = trainer.global_step if fast_dev_run else self._timing.position(trainer)
         fraction = self._schedule(self._timing.progress(position, self._window))
-        if not self._timing.due(position, self._last_event, self._window) or fraction <= self._fraction:
-            return
-        self._prune(trainer, pl_module, fraction)
-        self._fraction, self._last_event = fraction, position
+        if self._timing.due(position, self._last_event, self._window) and fraction > self._fraction:
+            self._prune(trainer, pl_module, fraction)
+            self._fraction, self._last_event = fraction, position
 
     def _subject(self, trainer: Trainer, pl_module: LightningModule) -> targets.Subject:
         graph = self.trace(trainer, pl_module)

@@ -52,6 +52,16 @@ class Zeroing:
             bits = torch.empty_like(own[:1], dtype=kind).copy_(bits)
         return cls(parameter, weights, ~keep, bits)
 
+    def is_undone(self) -> bool:
+        """Whether a masked weight is not zero.
+
+        Example:
+            >>> zeroing = Zeroing.of(nn.Parameter(torch.ones(2)), torch.tensor([True, False]))
+            >>> zeroing.is_undone()
+            True
+        """
+        return self.weights and bool((local(self.parameter.detach()) * self.masked).count_nonzero())
+
     def fill(self, tensor: Tensor) -> None:
         """Zero the masked entries of the parameter's data or gradient."""
         tensor = local(tensor)

@@ -147,8 +147,10 @@ def own_hooks(optimizer: Any) -> tuple[list[Any], list[Any]]:
     real = vars(optimizer).get("_other", optimizer)
     if not isinstance(real, torch.optim.Optimizer):  # a scheduler
         return [], []
-    before, behind = real._optimizer_step_pre_hooks.values(), real._optimizer_step_post_hooks.values()
-    return [*filter(_is_users, before)], [*filter(_is_users, behind)]
+    # Optimizers around another one (Lookahead) may leave the constructor of torch's class out.
+    tables = [vars(real).get(f"_optimizer_step_{when}_hooks", {}) for when in ("pre", "post")]
+    before, behind = (list(filter(_is_users, table.values())) for table in tables)
+    return before, behind
 
 
 def _is_users(hook: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -138,3 +139,40 @@ def test_registered_rules_serve_who_holds_the_registry() -> None:
 def test_a_rule_can_be_read_at_a_glance() -> None:
     """What few ops need is in a part of its own."""
     assert len(dataclasses.fields(engine.Rule)) <= 15
+
+
+ALONG_A_NUMBER: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda x: x.sum(0),
+    "mean": lambda x: x.mean(-1),
+    "prod": lambda x: x.prod(0),
+    "amax": lambda x: x.amax(-1),
+    "argmax": lambda x: x + x.argmax(0),
+    "all": lambda x: x * (x > 0).all(0),
+    "norm": lambda x: x.norm(dim=-1),
+    "std": lambda x: x.std(0, correction=0),
+    "softmax": lambda x: x.softmax(0) + x,
+    "logsumexp": lambda x: x.logsumexp(0),
+    "cumsum": lambda x: x.cumsum(0),
+    "max": lambda x: x.max(0)[0],
+    "sort": lambda x: x.sort(-1)[0],
+    "topk": lambda x: x.topk(1, dim=-1)[0],
+    "median": lambda x: x.median(0)[0],
+    "flip": lambda x: x.flip(0),
+    "transpose": lambda x: x.transpose(0, -1),
+    "index_select": lambda x: x.index_select(0, torch.tensor([0])),
+    "gather": lambda x: x.gather(0, torch.tensor(0)),
+    "unsqueeze": lambda x: x.unsqueeze(0),
+    "stack": lambda x: torch.stack([x, x], 0),
+}
+
+
+@pytest.mark.parametrize("name", ALONG_A_NUMBER)
+def test_a_dimension_of_a_single_number(name: str) -> None:
+    """torch takes one, as of a loss over a batch of one."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        return ALONG_A_NUMBER[name](m.second(torch.relu(m.first(x))).square().mean())
+
+    model = randomised(Net(forward, first=nn.Conv2d(3, 4, 1), second=nn.Conv2d(4, 2, 1)))
+    check_exact(model, dead(model, {"first": [0, 2]}, bias=True), image(), image(5))
+    assert engine.dependency_groups(model, image())[0].reason is None

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from pytorch_lightning import Callback, LightningModule
+from pytorch_lightning import Callback, LightningModule, seed_everything
 from pytorch_lightning.demos import Transformer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -24,7 +24,7 @@ from engine.errors import VerificationError
 from lightning_compress import ChannelPruning, MaskConflictRepair, ModelCompaction, load_compacted
 from lightning_compress.callbacks.masking import MaskingCallback
 from lightning_compress.trainer.packages import MisconfigurationException
-from tests.lightning_compress.models import data, fit
+from tests.lightning_compress.models import data, fit, trainer
 
 
 class Body(nn.Module):
@@ -766,3 +766,37 @@ def test_hooks_of_callbacks_at_other_moments(tmp_path: Path) -> None:
     """They are tried when they act."""
     with pytest.raises(VerificationError, match="after the gradients of 'training_step, epoch 2' change"):
         trained(Unused(), tmp_path, True, CentringLater())
+
+
+class Biased(LightningModule):
+    """Convolutions with a bias in front of their batch norms: a gradient that is zero but for rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
+            nn.Conv2d(8, 12, 3, padding=1), nn.BatchNorm2d(12), nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 4),
+        )  # fmt: skip
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        """Return the loss."""
+        return F.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        """Adam."""
+        return torch.optim.Adam(self.parameters(), 1e-2)
+
+
+@pytest.mark.parametrize("seed", [1, 4])  # refused if rounding counts
+def test_a_bias_in_front_of_a_batch_norm(tmp_path: Path, seed: int) -> None:
+    """What rounding leaves of a sum that cancels out follows the number of channels, and is no difference."""
+    seed_everything(seed, verbose=False)
+    images = torch.randn(48, 3, 16, 16, generator=torch.Generator().manual_seed(seed))
+    loader = DataLoader(list(zip(images, torch.arange(48) % 4, strict=True)), 16)  # type: ignore[arg-type]
+    compaction = ModelCompaction(tmp_path / "small.ckpt", save=False, on_failure="raise", when=1)
+    pruning = ChannelPruning(amount=0.5, schedule="one_shot", start=1)
+    run = trainer(tmp_path, pruning, MaskConflictRepair(), compaction, max_epochs=2, limit_train_batches=3)
+    module = Biased()
+    run.fit(module, loader)
+    assert module.net[0].weight.shape[0] == 4

@@ -34,6 +34,30 @@ def test_other_axes_pass(name: str) -> None:
     check_labels(lambda x: ALONG[name](x, 1), classes=0)
 
 
+@pytest.mark.parametrize("name", ALONG)
+@pytest.mark.parametrize("bias", [True, False])
+def test_equal_entries_stay_what_they_are(name: str, bias: bool) -> None:
+    """In any order: dead channels go, whether they are zero or a constant."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        return m.head(ALONG[name](m.stem(x), 2).mean((2, 3)))
+
+    model = randomised(Net(forward, stem=nn.Conv2d(3, 8, 1), head=nn.Linear(8, 2)))
+    plan = check_exact(model, dead(model, {"stem": [0, 1, 5]}, bias=bias), image(), image(9, batch=3))
+    assert name == "mode" or plan.slices["stem.weight"].shape[0] == 5
+
+
+def test_which_of_equal_entries_is_the_first_is_unknown() -> None:
+    """That is up to the device."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        return m.head(m.stem(x).argmax(2).double().mean(2) + m.stem(x).flatten(2).max(2)[1].double())
+
+    model = randomised(Net(forward, stem=nn.Conv2d(3, 8, 1), head=nn.Linear(8, 2)))
+    plan = check_exact(model, dead(model, {"stem": [0, 1, 5]}, bias=True), image(), image(9, batch=3))
+    assert "stem.weight" not in plan.slices
+
+
 def test_an_axis_that_disappears() -> None:
     """Without ``keepdim`` the channels move."""
     check_labels(lambda x: x.flatten(2).max(2)[0], classes=8)

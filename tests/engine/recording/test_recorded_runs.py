@@ -11,6 +11,6 @@ from engine.source.coverage import CoverageTracer
 
 def test_there_need_be_no_entries() -> None:
     """Then no code ran in entries alone."""
-    coverage = CoverageTracer([], lambda held: held, lambda frame: ("", False))
+    coverage = CoverageTracer([], lambda held: held, lambda held: held, lambda frame: ("", False))
     runs = RecordedRuns({"": nn.Linear(1, 1)}, coverage, (), (), (), (), {}, ("weight",))
     assert not runs.of_entries and not coverage.codes_of_entries and not torch.is_tensor(runs)

@@ -114,7 +114,7 @@ class Written(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return scores."""
         h = self.enter(x)
-        if self.merges:
+        if self.merges and x.ndim == 4:
             h = h.reshape(-1, 8)
         return self.leave(h)  # type: ignore[no-any-return]
 
@@ -126,7 +126,7 @@ class Read(Written):
         """Return scores."""
         h = self.enter(x)
         shape = h.shape
-        if self.merges:
+        if self.merges and x.ndim == 4:
             h = h.reshape(shape[0] * shape[1], shape[3], shape[2])
         return self.leave(h)  # type: ignore[no-any-return]
 

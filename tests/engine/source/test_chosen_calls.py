@@ -37,6 +37,6 @@ def test_numbers_are_followed_into_functions_and_back() -> None:
     net = Net()
     calls = chosen_calls(net, Choices([net.forward, net.scaled], expressions=frozenset([choice.body])))
     start = Net.forward.__code__.co_firstlineno
-    by_line = {line - start: picks for (line, _), picks in calls[Net.forward.__code__].items()}
+    by_line = {line - start: picks for ((line, _), _), picks in calls[Net.forward.__code__].items()}
     assert by_line == {3: False, 4: True, 6: True}
     assert not any(calls[Net.scaled.__code__].values()) and len(calls[Net.scaled.__code__]) == 3

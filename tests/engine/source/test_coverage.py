@@ -46,7 +46,7 @@ def _tracer() -> CoverageTracer:
     def owner(frame: FrameType) -> tuple[str, bool]:
         return "", False
 
-    return CoverageTracer([], lambda held: held, owner)
+    return CoverageTracer([], lambda held: held, lambda held: held, owner)
 
 
 def test_what_runs_and_what_variables_hold() -> None:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from engine.source.dynamic_calls import DynamicCalls, module_globals
+from engine.source.syntax import span_of
 
 KIND = "relu"
 
@@ -66,9 +67,9 @@ def test_calls(function: Any, count: int) -> None:
     picks = DynamicCalls(function.__code__, {"kind"}, lambda path: False, "self", lambda path: path == "heads")
     assert len(list(picks)) == count
     for call in picks:
-        assert picks.at((call.end_lineno or 0, call.end_col_offset or 0), 0) is call
-        assert picks.at(None, call.lineno) is not None
-    assert picks.at((1, 1), 1) is None
+        assert picks.at(span_of(call), 0) is call
+        assert picks.at((None, None), call.lineno) is not None
+    assert picks.at(((1, 0), (1, 1)), 1) is None
 
 
 def test_an_attribute_that_nobody_sets() -> None:

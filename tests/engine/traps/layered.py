@@ -145,6 +145,6 @@ ABLATIONS = [
     Ablation(
         "code handles what passes between the parts that it calls",
         _children_alone,
-        "levels by name, of layers in a dictionary",
+        "a level in keyword arguments",
     ),
 ]

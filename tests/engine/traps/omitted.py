@@ -58,10 +58,14 @@ class _Helper(Net):
         return self.leave(_total(self.features(x), shift))  # type: ignore[no-any-return]
 
 
+def _is_there(term: Tensor | None) -> bool:
+    return term is not None
+
+
 class _CalledBefore(Net):
     def total(self, one: Tensor, other: Tensor | None) -> Any:
         """Add what there is."""
-        return sum(t for t in (one, other) if t is not None)
+        return sum(filter(_is_there, (one, other)))
 
     def forward(self, x: Tensor, shift: Tensor | None = None) -> Tensor:
         h = self.features(x)
@@ -329,7 +333,7 @@ ABLATIONS = [
     Ablation(
         "what an omitted argument may join is used",
         lambda patch: patch.setattr(unreached, "use_values_beside_omitted_options", lambda *arguments: None),
-        "an argument among the terms of a sum",
+        "an argument among the terms of a loop",
     ),
     Ablation(
         "an argument that another call of a helper leaves out is not filled",

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch.nn.utils import prune
+from torch.optim.optimizer import _global_optimizer_post_hooks
 
+from lightning_compress import ChannelPruning, MaskConflictRepair, ModelCompaction
 from lightning_compress.callbacks import masking
 from lightning_compress.callbacks.masking import MaskingCallback
 from lightning_compress.callbacks.zeroing import zero_weights
@@ -107,3 +111,120 @@ def test_masks_differ() -> None:
     one = {"a": {"w": torch.tensor([1, 0])}}
     assert not masking.same(one, {"a": {"w": torch.tensor([0, 1])}})
     assert not masking.same(one, {"a": {"v": torch.tensor([1, 0])}})
+
+
+class AnotherOptimizer(Wrapped):
+    """Makes a new optimizer in its second epoch."""
+
+    def on_train_epoch_start(self) -> None:
+        """Begin anew."""
+        if self.current_epoch == 1:
+            self.trainer.strategy.setup_optimizers(self.trainer)
+
+
+class TwoSteps(Wrapped):
+    """Steps by an optimizer around another one, as Lookahead and SAM are written."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Slow weights around SGD."""
+        return Slow(super().configure_optimizers())
+
+
+class Slow(torch.optim.Optimizer):
+    """Goes back half of the way every step; the constructor of torch's class does not run."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner, self.param_groups, self.state, self.defaults = inner, inner.param_groups, inner.state, {}
+        self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = {}, {}  # type: ignore[assignment]
+        self.slow = [p.detach().clone() for group in self.param_groups for p in group["params"]]
+
+    def step(self, closure: Any = None) -> Any:
+        """Step, and average."""
+        loss = self.inner.step(closure)
+        with torch.no_grad():
+            for slow, fast in zip(self.slow, (p for g in self.param_groups for p in g["params"]), strict=True):
+                slow.lerp_(fast, 0.5)
+                fast.copy_(slow)
+        return loss
+
+
+class Noisy(Wrapped):
+    """Adds noise to its weights behind each batch, as Langevin dynamics do."""
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Shake."""
+        with torch.no_grad():
+            for parameter in self.net.parameters():
+                parameter.add_(0.01 * torch.randn_like(parameter))
+
+
+class Masked(Callback):
+    """Looks at the masked weights before each batch's forward, and before a validation's."""
+
+    def __init__(self, pruning: ChannelPruning) -> None:
+        self.pruning, self.largest = pruning, 0.0
+
+    def look(self, pl_module: LightningModule) -> None:
+        """Note the largest masked weight."""
+        for name, own in self.pruning.masks.items():
+            for key, mask in own.items():
+                weight = pl_module.net.get_submodule(name).get_parameter(key)  # type: ignore[union-attr]
+                self.largest = max(self.largest, float((weight.detach() * ~mask).abs().max()))
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Look."""
+        self.look(pl_module)
+
+    def on_validation_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Look."""
+        self.look(pl_module)
+
+
+@pytest.mark.parametrize("make", [Wrapped, AnotherOptimizer, TwoSteps, Noisy])
+def test_masks_hold_whatever_writes_to_the_weights(make: type[Wrapped], tmp_path: Path) -> None:
+    """New optimizers, optimizers around others, noise: what runs next has zeros there."""
+    pruning = ChannelPruning(amount=0.5, schedule="one_shot", start=2)
+    look = Masked(pruning)
+    fit(make(), tmp_path, pruning, look, max_epochs=4)
+    assert pruning.masks and look.largest == 0
+
+
+def test_hooks_go_with_the_fit(tmp_path: Path) -> None:
+    """Also with one that ends in an error: other trainings in the process are none of its business."""
+
+    class Fails(Callback):
+        def on_train_batch_end(self, *_: Any) -> None:
+            """Fail."""
+            raise ValueError("no data")
+
+    before = dict(_global_optimizer_post_hooks)
+    fit(Wrapped(), tmp_path, ChannelPruning(amount=0.5, start=0), max_epochs=1)
+    assert dict(_global_optimizer_post_hooks) == before
+    with pytest.raises(ValueError, match="no data"):
+        fit(Wrapped(), tmp_path, ChannelPruning(amount=0.5, start=0), Fails(), max_epochs=1)
+    assert dict(_global_optimizer_post_hooks) == before
+
+
+class Restored(Callback):
+    """Loads the weights of the first epoch when training ends."""
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the first ones."""
+        if trainer.current_epoch == 0:
+            self.state = {name: value.clone() for name, value in pl_module.state_dict().items()}
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Load them."""
+        pl_module.load_state_dict(self.state)
+
+
+def test_weights_that_are_loaded_behind_the_masks(tmp_path: Path) -> None:
+    """A warning says which are zeroed, and that this may change what is computed."""
+    pruning = ChannelPruning(amount=0.5, schedule="one_shot", start=1)
+    compaction = ModelCompaction(tmp_path / "small.ckpt", save=False, on_failure="raise")
+    with pytest.warns(UserWarning, match="Masked weights of .*wide.weight.* are not zero"):
+        fit(Wrapped(), tmp_path, pruning, MaskConflictRepair(), compaction, Restored(), max_epochs=2)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Masked weights")
+        compaction = ModelCompaction(tmp_path / "small.ckpt", save=False, on_failure="raise")
+        fit(Wrapped(), tmp_path, ChannelPruning(amount=0.5, start=0), MaskConflictRepair(), compaction, max_epochs=2)

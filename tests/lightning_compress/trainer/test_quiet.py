@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from pytorch_lightning import Trainer
 
-from lightning_compress.trainer.quiet import quiet
+from lightning_compress.trainer.quiet import own_hooks, quiet
 from tests.lightning_compress.models import Wrapped
 
 
@@ -22,3 +22,9 @@ def test_nothing_is_logged_or_changed() -> None:
         before = module.net.fc.weight.detach().clone()
         module.optimizers().step()
     assert torch.equal(before, module.net.fc.weight) and module.trainer is trainer and module.current_epoch == 0
+
+
+def test_an_optimizer_without_tables_of_hooks() -> None:
+    """Optimizers around another one may leave the constructor of torch's class out: they have no hooks."""
+    optimizer = torch.optim.SGD.__new__(torch.optim.SGD)
+    assert own_hooks(optimizer) == ([], [])

@@ -1,0 +1,94 @@
+"""The variables of a function from which it picks items by computed numbers or names, and what these hold there."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from types import FrameType
+from typing import Any, cast
+
+from engine.source.control_flow import NESTED
+from engine.source.syntax import nodes_of, parents_of
+
+__all__ = ["PICKING_METHODS", "container_of", "containers_by_line", "note_contents"]
+
+PICKING_METHODS = frozenset({"get", "pop"})
+
+_LATER = (*NESTED, ast.GeneratorExp)
+"""Code that may run when the line where it stands is over."""
+
+
+def container_of(pick: ast.AST, tree: ast.AST) -> str | None:
+    """Return the variable whose contents a subscript or a call picks from, if they are what a line begins with.
+
+    Args:
+        pick: the subscript or the call.
+        tree: of the function.
+
+    Example:
+        >>> tree = ast.parse("a = x[k]\\nb = x.get(k)\\nc = self.x[k]\\nx = {}; d = x[k]\\ne = lambda: x[k]")
+        >>> picks = nodes_of(tree, ast.Subscript, ast.Call)
+        >>> {ast.unparse(parents_of(tree)[pick]): container_of(pick, tree) for pick in picks}
+        {'a = x[k]': 'x', 'b = x.get(k)': 'x', 'c = self.x[k]': None, 'd = x[k]': None, 'lambda: x[k]': None}
+    """
+    match pick:
+        case ast.Subscript(value=ast.Name(id=name), ctx=ast.Load()):
+            pass
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=method)) if method in PICKING_METHODS:
+            pass
+        case _:
+            return None
+    parents, around = parents_of(tree), cast(ast.AST, pick)
+    while around in parents:
+        around = parents[around]
+        if isinstance(around, _LATER) and around is not tree:
+            return None
+    lines = range(pick.lineno, (pick.end_lineno or pick.lineno) + 1)
+    for other in nodes_of(tree, ast.Name):
+        if other.id == name and other.lineno in lines:
+            user = parents[other]
+            is_method = isinstance(user, ast.Attribute) and user.attr in PICKING_METHODS
+            if not (is_method or isinstance(user, ast.Subscript) and user.value is other and _only_reads(user)):
+                return None
+    return name
+
+
+def _only_reads(subscript: ast.Subscript) -> bool:
+    return isinstance(subscript.ctx, ast.Load)
+
+
+@functools.cache
+def containers_by_line(tree: ast.AST) -> Mapping[int, frozenset[str]]:
+    """Return the variables from whose contents code picks by what it computes, by the lines of the picks.
+
+    Example:
+        >>> dict(containers_by_line(ast.parse("a = x[0]\\nb = x[\\n  k]")))
+        {2: frozenset({'x'}), 3: frozenset({'x'})}
+    """
+    lines: dict[int, frozenset[str]] = {}
+    for pick in nodes_of(tree, ast.Subscript, ast.Call):
+        index = pick.slice if isinstance(pick, ast.Subscript) else next(iter(pick.args), None)
+        is_computed = index is not None and not isinstance(index, (ast.Constant, ast.Tuple))
+        if is_computed and (name := container_of(pick, tree)) is not None:
+            for line in range(pick.lineno, (pick.end_lineno or pick.lineno) + 1):
+                lines[line] = lines.get(line, frozenset()) | {name}
+    return lines
+
+
+def note_contents(
+    contents: dict[tuple[int, str], list[Any]], frame: FrameType, names: Iterable[str], summarize: Callable[[Any], Any]
+) -> None:
+    """Note what some variables hold where a line begins, if that is new.
+
+    Args:
+        contents: is extended, by line and variable.
+        frame: of the function.
+        names: of the variables.
+        summarize: returns what to keep of what a variable holds.
+    """
+    variables = frame.f_locals
+    for name in names:
+        summary, noted = summarize(variables.get(name)), contents.setdefault((frame.f_lineno, name), [])
+        if summary not in noted:
+            noted.append(summary)

@@ -1,0 +1,97 @@
+"""Attributes that decide whether code runs and that no code sets: recorded at values at which it does."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import engine
+from engine.recording import deciding_attributes
+from tests.engine.exactness import channel_masks, masked, randomised, relative_error, run
+
+PLACES: dict[str, tuple[Any, Any]] = {"flag": (False, True), "depth": (2, 3), "_depth": (2, 3), "kind": ("a", "b")}
+
+
+class Deeper(nn.Module):
+    """A network with a layer that runs at another value of an attribute only, of itself or of what it was built by."""
+
+    def __init__(self, place: str, value: Any) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Linear(3, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+        self.place, self.flag, self.depth, self._depth, self.kind = place, False, 2, 2, "a"
+        self.config = SimpleNamespace(flag=value if place == "config" else False)
+        if place != "config":
+            setattr(self, place, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, 3) -> (N, 2)."""
+        h = self.one(x).relu()
+        if self.place == "flag":
+            if self.flag:
+                h = self.two(h).tanh()
+        elif self.place == "config":
+            if self.config.flag:
+                h = self.two(h).tanh()
+        elif self.place == "depth":
+            if self.depth >= 3:
+                h = self.two(h).tanh()
+        elif self.place == "_depth":
+            if self._depth >= 3:
+                h = self.two(h).tanh()
+        elif self.kind == "b":
+            h = self.two(h).tanh()
+        return self.head(h)  # type: ignore[no-any-return]
+
+
+class Narrower(nn.Module):
+    """A network that the other value of a flag makes fail on the example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head, self.flag = nn.Linear(3, 8), nn.Linear(8, 4), nn.Linear(8, 2), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, 3) -> (N, 2)."""
+        h = self.one(x).relu()
+        if self.flag:
+            h = self.two(h)
+        return self.head(h)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("place", ["flag", "config", "depth", "_depth", "kind"])
+def test_a_value_that_a_user_sets_later(place: str) -> None:
+    """The compacted network is exact at both values, and as small as one in which all of it runs."""
+    value, other = PLACES.get(place, (False, True))
+    x, net = torch.randn(5, 3, dtype=torch.float64), randomised(Deeper(place, value))
+    masks = channel_masks(net, seed=1)
+    masks.pop("head")
+    repaired = engine.fix_mask_conflict(masks, net, x)
+    reference = masked(net, repaired)
+    small = engine.ModelSpeedup(net, x, repaired).speedup_model()
+    assert not engine.trace(Deeper(place, value).eval(), x.float()).notes
+    assert small.one.weight.shape[0] < 8 and small.two.weight.shape[0] < 8
+    for now in (value, other):
+        for model in (reference, small):
+            setattr(model.config if place == "config" else model, "flag" if place == "config" else place, now)
+        assert relative_error(run(reference, x), run(small, x)) <= 1e-9
+
+
+def test_without_the_run_the_code_keeps_all_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is what a run at the other value saves."""
+    monkeypatch.setattr(deciding_attributes, "_MOST_SETTINGS", 0)
+    x = torch.randn(5, 3)
+    groups = engine.dependency_groups(Deeper("config", False), x)
+    assert "which did not run" in str(groups[0])
+
+
+def test_a_value_that_the_model_rejects() -> None:
+    """What did not run keeps its channels, and is named."""
+    x = torch.randn(5, 3)
+    graph = engine.trace(Narrower(), x)
+    assert any("did not run" in note for note in graph.notes)
+    groups = engine.dependency_groups(Narrower(), x, graph=graph)
+    assert "which did not run" in str(groups[0])
