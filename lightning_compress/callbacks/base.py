@@ -112,13 +112,16 @@ class CompressionCallback(Callback):
         """Names of the LightningModule's steps whose results this callback preserves."""
         return ()
 
-    def trace(self, trainer: Trainer, pl_module: LightningModule, training: bool = True) -> engine.Graph:
+    def trace(
+        self, trainer: Trainer, pl_module: LightningModule, training: bool = True, ended: bool = False
+    ) -> engine.Graph:
         """Trace the model, and the steps whose results the Trainer's callbacks preserve.
 
         Args:
             trainer: the Trainer.
             pl_module: the LightningModule.
             training: whether to include the training step.
+            ended: whether no further step follows in this fit: what steps leave behind for others is of no concern.
 
         Raises:
             MisconfigurationException: if a step cannot be traced.
@@ -130,7 +133,7 @@ class CompressionCallback(Callback):
         constants = sorted({name for callback in alike for name in callback.constants})
         with self.planning(trainer, pl_module) as (model, example):
             kinds = [kind for kind in kinds if training or kind != TRAINING]
-            entries = step_entries(trainer, pl_module, kinds)
+            entries = step_entries(trainer, pl_module, kinds, ended)
             try:
                 graph = engine.trace(model, example, entries=entries, constants=constants or None)
             except EngineError as error:

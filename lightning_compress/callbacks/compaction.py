@@ -326,7 +326,7 @@ class ModelCompaction(CompressionCallback):
             make_permanent(model)
         example = self.example(trainer, pl_module)
         masked = self._masked_copy(trainer, model)
-        graph = self.trace(trainer, pl_module, training or not self.save_weights_only)
+        graph = self.trace(trainer, pl_module, training or not self.save_weights_only, not training)
         plain = False if training else self.plain_norms
         job = Job(path, example, masks or None, graph, self.confidence, training, self.reindex, plain)
         plan, certificate = shrink(trainer, pl_module, job, alone)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -76,7 +77,7 @@ class Hooks:
     def __init__(self, pl_module: LightningModule, names: Collection[str]) -> None:
         callbacks: Sequence[Any] = pl_module.trainer.callbacks  # type: ignore[attr-defined]
         self.callbacks = [callback for callback in callbacks if any(_has(callback, name) for name in names)]
-        self.failures: dict[str, Exception] = {}
+        self.failures: dict[str, BaseException] = {}
         self.failed = set[str]()
         self._module = pl_module
         self._copies: list[Any] = []
@@ -119,7 +120,9 @@ class Hooks:
             call()
         except (*NEEDS_DATA, EngineError, MisconfigurationException):
             raise
-        except Exception as error:  # of the user's code
+        except (Exception, KeyboardInterrupt, SystemExit) as error:  # of the user's code, which may end a fit by them
+            if isinstance(error, KeyboardInterrupt) and not _is_raised_by_code(error):
+                raise
             if self._has_no_data():
                 raise TraceError(f"{label} does not run without data: {type(error).__name__}: {error}") from error
             self.failures[label] = error
@@ -142,6 +145,7 @@ class GradientHooks:
         moment: tells what the Trainer's counters are then.
         hooks: those of the step; by default they have no callbacks.
         options: tells the options of the optimizers at the end of the step.
+        ended: whether no further step follows, so that nothing is left for it.
 
     Example:
         >>> from pytorch_lightning import LightningModule, Trainer
@@ -161,8 +165,10 @@ class GradientHooks:
         moment: Callable[[], Mapping[str, Any]] = dict,
         hooks: Hooks | None = None,
         options: Callable[[], Mapping[str, Any]] = dict,
+        ended: bool = False,
     ) -> None:
         self._module, self._end, self._moment, self._options = pl_module, end, moment, options
+        self._ended = ended
         self._hooks = hooks or Hooks(pl_module, self.names())
         self._parameters = list(pl_module.named_parameters(remove_duplicate=False))
 
@@ -193,6 +199,8 @@ class GradientHooks:
                     optimizer.step(closure)
             self._end()
             options = {f"{name}, behind the step": value for name, value in options_of(record.optimizers).items()}
+        if self._ended:
+            return {}
         failures = {f"an error in {label}": 1.0 for label in self._hooks.failed}
         return {**self._options(), **options, **self._hooks.left(), **failures}
 
@@ -207,3 +215,11 @@ def _has(callback: Any, name: str) -> bool:
     """Whether a callback, or a class that it comes from, has a hook that is neither Lightning's nor this package's."""
     own = vars(callback).get(name) or next((kind for kind in type(callback).__mro__ if name in vars(kind)), None)
     return own is not None and not f"{getattr(own, '__module__', None)}.".startswith(PACKAGES)
+
+
+def _is_raised_by_code(error: BaseException) -> bool:
+    """Whether a statement raises an error, and not a signal that arrived there."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]

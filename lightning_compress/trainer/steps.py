@@ -69,13 +69,16 @@ def forget_steps(pl_module: LightningModule) -> None:
     _DRAWN.pop(pl_module, None)
 
 
-def step_entries(trainer: Trainer, pl_module: LightningModule, kinds: Sequence[str]) -> dict[str, engine.Entry]:
+def step_entries(
+    trainer: Trainer, pl_module: LightningModule, kinds: Sequence[str], ended: bool = False
+) -> dict[str, engine.Entry]:
     """The steps that the Trainer runs, each on the first batch of its loader.
 
     Args:
         trainer: fits the LightningModule.
         pl_module: the LightningModule.
         kinds: names of the steps; those that it does not override, or that have no loader, are left out.
+        ended: whether no further step follows in this fit, so that what a step leaves behind does not matter.
 
     Returns:
         Entries for `engine.trace`, by the name of the step, and of the loader where there are several.
@@ -91,14 +94,14 @@ def step_entries(trainer: Trainer, pl_module: LightningModule, kinds: Sequence[s
             name = kind if len(drawn[kind]) == 1 else f"{kind} ({number})"
             placed = apply_to_collection(arguments, Tensor, lambda t: t.to(pl_module.device))
             step = Step(pl_module, kind)
-            hooks = (
-                GradientHooks(pl_module, step.end, step.moment, step.hooks, step.options) if kind == TRAINING else None
-            )
+            after = None if ended else step.left
+            if kind == TRAINING:
+                after = GradientHooks(pl_module, step.end, step.moment, step.hooks, step.options, ended)
             present = {"epoch": trainer.current_epoch, "step": trainer.global_step}
             entries[name] = engine.Entry(
                 step, tuple(placed), training=kind == TRAINING, name=name, fixed=_OF_EVERY_MODULE,
                 others=OtherMoments(pl_module, kind, tuple(placed), present, step.hooks.callbacks, step.noted),
-                after=hooks if kind == TRAINING else step.left,
+                after=after,
             )  # fmt: skip
     return entries
 

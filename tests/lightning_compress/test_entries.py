@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from pytorch_lightning import Callback, LightningModule, seed_everything
+from pytorch_lightning import Callback, LightningModule, Trainer, seed_everything
 from pytorch_lightning.demos import Transformer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -24,7 +24,7 @@ from engine.errors import VerificationError
 from lightning_compress import ChannelPruning, MaskConflictRepair, ModelCompaction, load_compacted
 from lightning_compress.callbacks.masking import MaskingCallback
 from lightning_compress.trainer.packages import MisconfigurationException
-from tests.lightning_compress.models import data, fit, trainer
+from tests.lightning_compress.models import Wrapped, data, fit, trainer
 
 
 class Body(nn.Module):
@@ -800,3 +800,28 @@ def test_a_bias_in_front_of_a_batch_norm(tmp_path: Path, seed: int) -> None:
     module = Biased()
     run.fit(module, loader)
     assert module.net[0].weight.shape[0] == 4
+
+
+class BestWeights(Callback):
+    """Keeps the weights of the best validation, and loads them when training ends."""
+
+    def __init__(self) -> None:
+        self.best, self.weights = float("inf"), dict[str, Tensor]()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep a copy."""
+        loss = float(trainer.callback_metrics["val_loss"])
+        if loss < self.best:
+            self.best, self.weights = loss, copy.deepcopy(pl_module.state_dict())
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Load them."""
+        pl_module.load_state_dict(self.weights)
+
+
+def test_what_steps_leave_does_not_matter_when_the_fit_is_over(tmp_path: Path) -> None:
+    """At the end, a copy of all weights is no reason to refuse."""
+    compaction = ModelCompaction(tmp_path / "small.ckpt", save=False, on_failure="raise")
+    module, pruning = Wrapped(), ChannelPruning(amount=0.5, schedule="one_shot")
+    fit(module, tmp_path, pruning, MaskConflictRepair(), compaction, BestWeights(), max_epochs=2, limit_val_batches=1)
+    assert module.net.wide.weight.shape[0] == 8

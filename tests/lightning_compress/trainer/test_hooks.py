@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
+import pytest
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import GradientAccumulationScheduler, LambdaCallback
@@ -65,3 +67,33 @@ def test_hooks_that_are_attributes() -> None:
         hooks = GradientHooks(module, lambda: None)
         hooks()
         assert not module.net.fc.weight.grad.any()
+
+
+class Stops(Callback):
+    """Ends a fit in its fashion."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Stop."""
+        if self.error is None:
+            signal.raise_signal(signal.SIGINT)
+        else:
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(0), ValueError()])
+def test_what_stops_a_fit_stops_no_recording(error: BaseException) -> None:
+    """A hook that stops a fit at some step runs in a recording too."""
+    module = _module(Stops(error))
+    hooks = Hooks(module, ["on_train_batch_end"])
+    hooks.run("on_train_batch_end", None, None, 0)
+    assert list(hooks.failures.values()) == [error] and hooks.failed == {"Stops.on_train_batch_end"}
+
+
+def test_an_interrupt_that_arrives_in_a_hook_is_one() -> None:
+    """It is Ctrl-C, and not the hook's doing."""
+    hooks = Hooks(_module(Stops(None)), ["on_train_batch_end"])
+    with pytest.raises(KeyboardInterrupt):
+        hooks.run("on_train_batch_end", None, None, 0)
