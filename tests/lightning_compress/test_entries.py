@@ -811,7 +811,7 @@ class BestWeights(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep a copy."""
         loss = float(trainer.callback_metrics["val_loss"])
-        if loss < self.best:
+        if loss <= self.best:
             self.best, self.weights = loss, copy.deepcopy(pl_module.state_dict())
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
