@@ -23,7 +23,7 @@ from engine.ops.samples import chain
 from engine.ops.stacks import indices_of, matrix_of
 from engine.program.arrays import any_over
 from engine.program.contraction import Contraction
-from engine.program.graph import Node
+from engine.program.graph import Node, Value
 from engine.rule import Demand, Rule, Sample, Shapes, as_recorded
 
 __all__ = ["RULES", "contract", "output_constants", "once", "used"]
@@ -81,13 +81,17 @@ def _deformed(node: Node) -> Contraction:
 @once
 def _linear(node: Node) -> Contraction:
     a, last = node.args, node.args["input"].ndim - 1
-    matrix = matrix_of(a["weight"])
+    matrix, bias = matrix_of(a["weight"]), None if _beside(node) is not None else a["bias"]
     if matrix is None or matrix.first is None:
-        return Contraction(a["input"], a["weight"], a["bias"], node.output, last, last, 1, False, False)
+        return Contraction(a["input"], a["weight"], bias, node.output, last, last, 1, False, False)
     stack = matrix.stacked
-    return Contraction(
-        a["input"], matrix.weight, a["bias"], node.output, last, last, 1, not matrix.first, stack > 0, stack
-    )
+    return Contraction(a["input"], matrix.weight, bias, node.output, last, last, 1, not matrix.first, stack > 0, stack)
+
+
+def _beside(node: Node) -> Value | None:
+    """The bias of a linear function if it is no vector but a matrix, as torch takes it: a row, or a row per sample."""
+    bias: Value | None = node.args["bias"]
+    return None if bias is None or bias.ndim == 1 else bias
 
 
 def contract(node: Node, labels: Labels, c: Contraction, running: Container[int] = ()) -> None:
@@ -171,9 +175,23 @@ def _deformed_used(node: Node, use: Use) -> None:
 
 
 def _linear_labels(node: Node, labels: Labels) -> None:
-    c = _linear(node)
+    c, row = _linear(node), _beside(node)
     _pass_others(labels, c, labels.layers(c.input))
     contract(node, labels, c)
+    outputs = None if row is None else labels.along(node.output, c.output_dim)
+    if row is not None and outputs is not None and row.shape == (1, len(outputs)):
+        labels.add(row, outputs[None])
+    elif row is not None:
+        for value in (row, node.output):
+            labels.freeze(value, f"the bias of {node!r} is a matrix")
+
+
+def _linear_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
+    array, row = output_constants(node, constants, _linear(node))[0], _beside(node)
+    if row is None:
+        return [array]
+    beside = constants[row] if row.shape[0] == 1 else torch.full([1], math.nan, dtype=torch.float64)
+    return [array + beside.reshape([1] * (array.ndim - 1) + [-1])]
 
 
 def output_constants(node: Node, constants: Constants, c: Contraction) -> Sequence[Tensor]:
@@ -312,5 +330,8 @@ RULES = [
         _rule("torchvision::deform_conv2d", _deformed, _deformed_labels, _convolution_attributes, tuple),
         use=_deformed_used,
     ),
-    _rule("linear", _linear, _linear_labels, _linear_attributes, _linear_samples),
+    replace(
+        _rule("linear", _linear, _linear_labels, _linear_attributes, _linear_samples),
+        constants=_linear_constants,
+    ),
 ]

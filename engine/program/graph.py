@@ -87,6 +87,10 @@ class Value:
         return f"%{self.index}{'' if self.name is None else ':' + self.name}{list(self.shape)}"
 
 
+_PATHS_OF_MODEL = ("eval", "train", "other", "train, other")
+"""Paths of the model itself; others are names of entries."""
+
+
 @dataclass(frozen=True, eq=False)
 class Node:
     """One call of an op.
@@ -144,7 +148,8 @@ class Node:
         return self.outputs[0]
 
     def __repr__(self) -> str:
-        place = f" in {self.module!r}" if self.module else ""
+        entry = "" if self.path in _PATHS_OF_MODEL else f" of {self.path!r}"
+        place = f" in {self.module!r}" if self.module else entry
         return f"{self.op}{place}{' (' + self.location + ')' if self.location else ''}"
 
 

@@ -46,9 +46,9 @@ class Assumptions:
             reason: a verb phrase about a value, for the user.
             place: of the code that did not run and reads them.
         """
-        self.keeping.update([] if place is None else [place])
         for value in values:
             self.used.setdefault(value.index, (value, reason))
+            self.keeping.update([] if place is None else [place])
 
     def vary(self, values: Iterable[Value], *, zeros_stay: bool = False) -> None:
         """Assume that the numbers in values may be any others.

@@ -8,6 +8,7 @@ import torch
 
 from engine.errors import VerificationError
 from engine.verification.certify import Observation
+from engine.verification.infinities import without_infinities
 from engine.verification.witness import Witness
 
 __all__ = ["compare"]
@@ -33,6 +34,7 @@ def _compare(reference: Observation, compacted: Observation, witness: Witness, t
     for place, (old, new) in enumerate(zip(reference.outputs, compacted.outputs, strict=True)):
         if old.dtype is torch.bool:
             old, new = old.double(), new.double()
+        old, new = without_infinities(old, new)
         scale = float(old.abs().max()) if old.numel() else 0.0
         if not math.isfinite(scale):
             raise _not_finite(f"output {place} " if place else "output ")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -229,10 +229,14 @@ class Proof:
         except TraceError as error:
             self._rejected.append((trial, str(error)))
             return False
+        shape = tuple(next(tensors_in(inputs)).shape)
         if trial.resized and not observation.finite:
             self._rejected.append((trial, "numbers that are not finite"))
             return False
-        self._runs.append(_Run(trial, tuple(next(tensors_in(inputs)).shape), observation))
+        if self._runs and _has_other_samples(self._runs[0], shape, observation):
+            self._rejected.append((trial, "another number of samples, as where a fixed size folds positions into them"))
+            return False
+        self._runs.append(_Run(trial, shape, observation))
         return True
 
     def _tidy(self, trial: Trial) -> None:
@@ -365,3 +369,14 @@ class Proof:
 
 def _own_dtype(model: nn.Module) -> torch.dtype:
     return next((p.dtype for p in model.parameters()), torch.float32)
+
+
+def _has_other_samples(first: _Run, shape: Sequence[int], observation: Observation) -> bool:
+    """Whether an output has as many rows as its input has samples in one run, but not in one at another size.
+
+    ``x.view(-1, self.size)`` takes larger pictures, and makes several samples of each: no model is meant to.
+    """
+    pairs = zip(first.observation.outputs, observation.outputs, strict=False)
+    return shape[1:] != first.shape[1:] and any(
+        old.ndim and new.ndim and old.shape[0] == first.shape[0] and new.shape[0] != shape[0] for old, new in pairs
+    )

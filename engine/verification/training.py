@@ -33,6 +33,7 @@ from engine.recording.inputs import call_model
 from engine.recording.process import seeded
 from engine.surgery.kinds.replacements import Replacement
 from engine.verification.certificate import Certificate
+from engine.verification.infinities import without_infinities
 from engine.verification.leftovers import Leftovers
 from engine.verification.results import attributes, results_of
 from engine.verification.rounding import unrounded
@@ -297,6 +298,7 @@ def _difference(one: Tensor, other: Tensor) -> tuple[float, float]:
         return math.inf, 0.0
     if not (one.is_floating_point() or one.is_complex()):
         return (0.0 if torch.equal(one, other) else math.inf), 0.0
+    one, other = without_infinities(one, other)
     return _peak(one - other), _peak(one)
 
 

@@ -302,9 +302,11 @@ class MaskingCallback(CompressionCallback):
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Right after each step, not at the end of the batch: averaging callbacks read the weights in between, and with
-        # manual optimization so does the next forward pass of the same batch. After the steps of all optimizers, also
-        # of those that are made during the fit, or that another optimizer holds.
-        self._hooks = [register_optimizer_step_post_hook(self._after_step)]
+        # manual optimization so does the next forward pass of the same batch. Before the hooks that are registered on
+        # these optimizers later, and behind the steps of all others, which are made during the fit, or which one holds.
+        own = [o for o in trainer.optimizers if "_optimizer_step_post_hooks" in vars(o)]
+        self._hooks = [optimizer.register_step_post_hook(self._after_step) for optimizer in own]
+        self._hooks.append(register_optimizer_step_post_hook(self._after_step))
         if self._masks:
             self.impose(pl_module, self._masks)
 

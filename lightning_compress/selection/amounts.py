@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine import Group, Member
 from lightning_compress.trainer.packages import MisconfigurationException
+from lightning_compress.trainer.steps import TRAINING
 
 Masks = dict[str, dict[str, Tensor]]
 
@@ -112,6 +113,12 @@ def _hint(names: Sequence[str], pattern: str) -> str:
     return f" Names are relative to the pruned model: use {rest!r}." if rest else ""
 
 
+_OF_STEPS = (
+    " What the training step and the hooks around it read is preserved, because a callback compacts in the middle of "
+    "the fit. At its end (`ModelCompaction(when=None)`), weights that a penalty or a log reads may go."
+)
+
+
 def check_prunable(groups: Sequence[Group], layers: Sequence[str]) -> None:
     """Check that at least one of the groups can be pruned.
 
@@ -122,6 +129,7 @@ def check_prunable(groups: Sequence[Group], layers: Sequence[str]) -> None:
         reasons = "; ".join(f"{group.name}: {group.reason}" for group in groups[:4]) or "it has no layers with channels"
         raise MisconfigurationException(
             f"Nothing can be pruned in {'the layers ' + repr(list(layers)) if layers else 'the model'} ({reasons})."
+            f"{_OF_STEPS if TRAINING in reasons else ''}"
         )
 
 

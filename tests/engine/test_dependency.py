@@ -90,7 +90,8 @@ class Viewed(nn.Module):
 @pytest.mark.parametrize("view", ["literal", "flatten", "minus one"])
 def test_a_view_to_1024_is_found(view: str) -> None:
     """``view(-1, 1024)`` is not safe, and the reason has file and line; ``flatten`` and ``view(b, -1)`` are safe."""
-    found = engine.not_safe_to_prune(Viewed(view), torch.zeros(2, 3, 4, 4))
+    net, x = Viewed(view), torch.zeros(2, 3, 4, 4)
+    found = engine.not_safe_to_prune(net, x, graph=engine.trace(net, x, constants=["view"]))
     assert list(found) == (["conv"] if view == "literal" else [])
     assert set(found.reasons) == set(found)
     if view == "literal":

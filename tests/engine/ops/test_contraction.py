@@ -348,3 +348,31 @@ def test_a_scaled_sum_is_no_layer(options: dict[str, float]) -> None:
     model = randomised(Net(forward, **parts))
     plan = check_exact(model, dead(model, {"stem": [1, 2]}, bias=True), torch.randn(2, 5).double())
     assert "stem.weight" not in plan.slices
+
+
+class Rows(nn.Module):
+    """A linear function whose bias is a matrix: a row that is computed or stored, or one row for each sample."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.stem, self.wide, self.head, self.kind = nn.Linear(4, 8), nn.Linear(8, 6), nn.Linear(6, 3), kind
+        self.row, self.rows = nn.Parameter(torch.randn(1, 6)), nn.Parameter(torch.randn(5, 6))
+
+    def bias(self) -> Tensor:
+        """Return it."""
+        return {"computed": (2 * self.wide.bias)[None], "row": self.row, "rows": self.rows}[self.kind]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(5, 4) -> (5, 3)."""
+        return self.head(F.linear(torch.relu(self.stem(x)), self.wide.weight, self.bias()).tanh())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", ["computed", "row", "rows"])
+def test_a_bias_that_is_a_matrix(kind: str) -> None:
+    """A row, as noisy layers of reinforcement learning add it, goes with the outputs; several rows keep them."""
+    model, x = randomised(Rows(kind)), torch.randn(5, 4, dtype=torch.float64)
+    masks = dead(model, {"stem": [0, 1, 5], "wide": [2, 3]}, bias=True)
+    masks[""] = {"row": torch.tensor([[1, 1, 0, 0, 1, 1]])}
+    plan = check_exact(model, masks, x, 2 * x)
+    assert plan.slices["stem.weight"].shape[0] == 5
+    assert plan.slices["wide.weight"].shape == (6 if kind == "rows" else 4, 5)

@@ -98,3 +98,25 @@ def test_what_is_not_finite_at_another_size_is_said() -> None:
     speedup = engine.ModelSpeedup(model, torch.rand(2, 8, 3), dead(model, {"stem": [0]}), confidence=2)
     speedup.speedup_model()
     assert speedup.certificate.verified and any("not finite" in note for note in speedup.certificate.notes)
+
+
+class Folds(nn.Module):
+    """Flattens pictures by a fixed width, as Q networks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.hidden, self.head, self.width = nn.Conv2d(2, 8, 3, 2), nn.Linear(128, 6), nn.Linear(6, 3), 128
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, 2, 9, 9) -> (N, 3)."""
+        return self.head(self.hidden(torch.relu(self.conv(x)).view(-1, self.width)).relu())  # type: ignore[no-any-return]
+
+
+def test_a_size_that_makes_several_samples_of_one() -> None:
+    """No model is meant to take a picture that is four; the certificate says that it was not compared."""
+    model, x = Folds().double().eval(), torch.randn(2, 2, 9, 9, dtype=torch.float64)
+    assert model(torch.randn(1, 2, 18, 18, dtype=torch.float64)).shape == (4, 3)
+    speedup = engine.ModelSpeedup(model, x, dead(model, {"conv": [0, 1, 5], "hidden": [2]}, bias=True))
+    small = speedup.speedup_model()
+    assert small.hidden.weight.shape == (5, 80)
+    assert any("another number of samples" in note for note in speedup.certificate.notes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,7 @@ class Slow(torch.optim.Optimizer):
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         self.inner, self.param_groups, self.state, self.defaults = inner, inner.param_groups, inner.state, {}
-        self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = {}, {}  # type: ignore[assignment]
+        self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
         self.slow = [p.detach().clone() for group in self.param_groups for p in group["params"]]
 
     def step(self, closure: Any = None) -> Any:
