@@ -211,7 +211,9 @@ rises by more than 1 % in {worse}. Compacted, {exact} of {all} compute the same 
 
 Weights are random, so that nothing is to be learned here about accuracy: [Results](results.md) has that. Errors are
 relative to the squared values of the dense model. Many of these networks put out nearly the same for every random
-image, which makes the error of their outputs tiny once it is fitted; the error of the layers says more.
+image, which makes the error of their outputs tiny once it is fitted; the error of the layers says more. A row is kept
+until its model is run again, so that rows may be of several commits; the largest models take up to 19 GiB
+(`--memory 19`).
 
 | model | layers fitted (left) | error of the layers | error of the outputs | compaction | seconds | |
 |---|---:|---:|---:|---:|---:|---|
