@@ -99,6 +99,8 @@ def _is_alike(
         conditions = {c for binding in own for c in controls(tree).get(binding.node, ()) if id(c) not in of_loops}
         if own and all(_is_none(value) or _is_never_none(value, tree) for value in values):
             return all(_is_the_same(condition, varying) for condition in conditions - {test})
+    if _asks_for_dtype(test):  # each item has one
+        return True
     match test:
         case ast.Call(func=ast.Name(id="isinstance"), args=[ast.Name(id=name) as variable, kind]) if (
             last := definitions_before(tree, name, variable)
@@ -106,6 +108,26 @@ def _is_alike(
             of_layers = all(d.value is not None and _is_result_of_layer(d.value, tree) for d in last)
             return of_layers and _is_the_same(kind, varying)
     return _is_the_same(test, varying)
+
+
+def _asks_for_dtype(test: ast.expr) -> bool:
+    """Whether a condition is about a dtype and nothing else: ``v.dtype.is_floating_point``, ``v.dtype == torch.int64``.
+
+    Example:
+        >>> texts = ("v.is_floating_point()", "not v.dtype.is_complex", "v.dtype == x.dtype", "v.dtype == k", "v > 0")
+        >>> [_asks_for_dtype(ast.parse(text, mode="eval").body) for text in texts]
+        [True, True, True, False, False]
+    """
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return _asks_for_dtype(operand)
+        case ast.Attribute(value=ast.Attribute(attr="dtype"), attr="is_floating_point" | "is_complex"):
+            return True
+        case ast.Call(func=ast.Attribute(attr="is_floating_point" | "is_complex")):
+            return True
+        case ast.Compare(left=left, comparators=[right]):
+            return all(isinstance(side, ast.Attribute) for side in (left, right)) and left.attr == "dtype"  # type: ignore[attr-defined]
+    return False
 
 
 def _is_result_of_layer(value: ast.expr, tree: ast.AST) -> bool:

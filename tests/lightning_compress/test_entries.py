@@ -676,7 +676,25 @@ class Renormed(Unused):
             self.net.wide.weight.copy_(torch.renorm(self.net.wide.weight, 2, 0, 0.5))
 
 
-@pytest.mark.parametrize("make", [Annealed, Unused, Clamped, OwnStep, Unfreezing, ManuallyClipped, Renormed])
+class AverageOfFloats(Unused):
+    """An average over the state, of what has floating-point numbers (ModelEMA of YOLOv5)."""
+
+    def _more(self) -> None:
+        super()._more()
+        self.ema = copy.deepcopy(self.net).requires_grad_(False)
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        """Go a step further."""
+        state = self.net.state_dict()
+        for name, value in self.ema.state_dict().items():
+            if value.dtype.is_floating_point:
+                value.mul_(0.9).add_(state[name].detach(), alpha=0.1)
+
+
+CUT = [Annealed, Unused, Clamped, OwnStep, Unfreezing, ManuallyClipped, Renormed, AverageOfFloats]
+
+
+@pytest.mark.parametrize("make", CUT)
 def test_steps_and_hooks_that_may_be_cut(make: Callable[[], Module], tmp_path: Path) -> None:
     """They train on as with masks."""
     test_the_fit_goes_on(make, tmp_path)
