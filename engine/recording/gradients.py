@@ -15,8 +15,8 @@ from engine.source.sites import is_handler
 
 __all__ = ["GRADIENT", "GradientRequests"]
 
-GRADIENT = "engine::gradient"
-"""The op that stands for `torch.autograd.grad`, and for reading ``parameter.grad``."""
+GRADIENT = "autograd::grad"
+"""The op that stands for `torch.autograd.grad`, and for reading ``parameter.grad``; it has no rule."""
 
 _CLIPPING = "clip_grad.py"  # of torch: norms of gradients do not notice entries that are zero
 

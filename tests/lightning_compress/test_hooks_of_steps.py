@@ -312,7 +312,9 @@ class _HookedOptimizer(_Watched):
 @pytest.mark.parametrize("make", [_SteppedSchedule, _HookedOptimizer])
 def test_what_runs_around_the_optimizer_counts(make: type[Module], tmp_path: Path) -> None:
     """It reads weights as a whole."""
-    with pytest.raises(MisconfigurationException, match=r"net.wide: mean \(.*test_hooks_of_steps.py"):
+    with pytest.raises(
+        MisconfigurationException, match=r"net.wide: mean of 'training_step' \(.*test_hooks_of_steps.py"
+    ):
         trained(make(), tmp_path, compact=True)
 
 

@@ -48,3 +48,25 @@ def test_gradients_of_parameters_are_read() -> None:
 
     [node] = [node for node in recorded(step).nodes if node.op == GRADIENT]
     assert [v.name for v in node.inputs if v.stored] == ["2.weight"]
+
+
+def test_the_reason_of_what_code_takes_gradients_of() -> None:
+    """It names the entry and the line."""
+    net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 2))
+    x = torch.randn(3, 5)
+
+    def step() -> Tensor:
+        (gradient,) = torch.autograd.grad(net(x).sum(), [net[0].weight], create_graph=True)
+        return gradient.norm()
+
+    graph = engine.trace(net, x, entries={"step": engine.Entry(step, training=True)})
+    group = engine.dependency_groups(net, x, graph=graph)[0]
+    assert str(group.reason).startswith("autograd::grad has no rule (autograd::grad of 'step' (")
+
+
+def test_calls_of_entries_name_the_entry() -> None:
+    """As far as no module makes them."""
+    net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 2))
+    graph = engine.trace(net, torch.randn(3, 5), entries={"penalty": lambda: net[0].weight.abs().sum()})
+    shown = [repr(node).partition(" (")[0] for node in graph.nodes]
+    assert shown == ["linear in '0'", "relu in '1'", "linear in '2'", "abs of 'penalty'", "sum of 'penalty'"]
