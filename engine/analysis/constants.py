@@ -125,7 +125,7 @@ class Constants:
             else:
                 preserved = rule.rare.preserved(node, self.graph)
                 again = functools.partial(self._steady, constants=rule.constants)
-                arrays = agreeing(node, numbers, again, self.__getitem__, rule.rare, preserved)
+                arrays = agreeing(node, numbers, again, self.__getitem__, preserved, rule.rare.for_gradients)
         for position, value in enumerate(node.outputs):
             array = _varies(value) if arrays is None else self._held(arrays[position], value)
             self._arrays[value.index] = array = self._settled(array, value)

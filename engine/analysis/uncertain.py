@@ -125,8 +125,8 @@ def agreeing(
     numbers: Numbers,
     compute: Callable[[Node], Sequence[Tensor] | None],
     constant_of: Callable[[Value], Tensor],
-    rare: Rare,
     preserved: Pairs,
+    unread: Collection[str] = (),
 ) -> Sequence[Tensor] | None:
     """Return the constants of a node's outputs that hold for all values of the numbers, NaN elsewhere.
 
@@ -135,10 +135,10 @@ def agreeing(
         numbers: those that may be others in another call.
         compute: returns the constants for one choice of numbers.
         constant_of: returns the constants of an input.
-        rare: of the op's rule.
         preserved: as in `dims_of`.
+        unread: as in `amounts`.
     """
-    names = amounts(node, numbers, rare.for_gradients)
+    names = amounts(node, numbers, unread)
     dims = dims_of(node, names, preserved)
     if names and (dims is None or any(constant_of(node.inputs[0]).size(dim) > 1 for dim in dims)):
         return None
@@ -166,7 +166,7 @@ def _others(node: Node, numbers: Numbers, names: Sequence[str]) -> Iterator[Node
 
 
 def widened(
-    node: Node, numbers: Numbers, used: Callable[[Value], Tensor], rare: Rare, preserved: Pairs
+    node: Node, numbers: Numbers, used: Callable[[Value], Tensor], preserved: Pairs, unread: Collection[str] = ()
 ) -> Iterator[tuple[Value, Tensor | None]]:
     """Yield inputs of a node that takes other amounts in other calls, with the used entries of each; None for all.
 
@@ -174,12 +174,12 @@ def widened(
         node: of a graph.
         numbers: those that may be others in another call.
         used: returns the used entries of an output.
-        rare: of the op's rule.
         preserved: as in `dims_of`.
+        unread: as in `amounts`.
     """
     if not node.inputs:  # a permutation of as many entries as a batch has, drawn after a read
         return
-    dims, source = dims_of(node, amounts(node, numbers, rare.for_gradients), preserved), node.inputs[0]
+    dims, source = dims_of(node, amounts(node, numbers, unread), preserved), node.inputs[0]
     for value in node.outputs:
         if preserved:
             entries = used(value)

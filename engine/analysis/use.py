@@ -74,9 +74,10 @@ class Use:
     def _widen(self, node: Node, rule: _Rule) -> None:
         """Extend use to all amounts that a node might take for other data."""
         numbers = self.graph.uncertain.get(node.index, ())
-        if amounts(node, numbers, rule.rare.for_gradients):
+        unread = rule.rare.for_gradients
+        if amounts(node, numbers, unread):
             preserved = rule.rare.preserved(node, self.graph)
-            for value, used in widened(node, numbers, self.__getitem__, rule.rare, preserved):
+            for value, used in widened(node, numbers, self.__getitem__, preserved, unread):
                 if used is None:
                     self.add_all(value)
                 else:

@@ -89,7 +89,7 @@ def _linear(node: Node) -> Contraction:
 
 
 def _beside(node: Node) -> Value | None:
-    """The bias of a linear function if it is no vector but a matrix, as torch takes it: a row, or a row per sample."""
+    """The bias of a linear function if it is a matrix instead of a vector: one row, or one row per sample."""
     bias: Value | None = node.args["bias"]
     return None if bias is None or bias.ndim == 1 else bias
 

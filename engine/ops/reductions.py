@@ -93,7 +93,7 @@ def _reduce_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
 def _zeros_add_nothing(node: Node, constants: Constants) -> Sequence[Tensor]:
     """Zeros everywhere result in zero, for any number of positions.
 
-    For one position, an unbiased spread is NaN; but so it is in all channels.
+    With a single position, an unbiased spread is NaN in every channel, removed or not.
     """
     array = uniform(constants.plain(node.inputs[0]), _reduced(node))
     return [_without_dims(node, torch.where(array == 0, array, math.nan))] * len(node.outputs)

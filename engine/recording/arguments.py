@@ -26,6 +26,7 @@ from engine.recording.argument_lengths import containers_of_tensors, longer, sho
 from engine.recording.attributes import choices, other_reals, switches_of
 from engine.recording.model_code import code_of, methods_of, words_in
 from engine.source.argument_flow import passed_arguments
+from engine.source.decorated import signature_of
 from engine.source.dynamic_calls import module_globals
 from engine.source.function_text import syntax_of
 from engine.source.syntax import nodes_of
@@ -214,7 +215,7 @@ def _bound(
 ) -> tuple[inspect.Signature, dict[str, Any]]:
     """Return a signature and the arguments by name; both empty if there is none, or it rejects them."""
     try:
-        signature = inspect.signature(call)
+        signature = signature_of(call)
         return signature, signature.bind(*args, **kwargs).arguments
     except (TypeError, ValueError):
         return inspect.Signature(), {}

@@ -48,7 +48,8 @@ class Assumptions:
         """
         for value in values:
             self.used.setdefault(value.index, (value, reason))
-            self.keeping.update([] if place is None else [place])
+            if place is not None:
+                self.keeping.add(place)
 
     def vary(self, values: Iterable[Value], *, zeros_stay: bool = False) -> None:
         """Assume that the numbers in values may be any others.

@@ -326,7 +326,16 @@ def _attributes(value: str, module: nn.Module) -> Iterator[str]:
 
 
 def turning_points(guard: Guard, numbers: Mapping[tuple[str, str], int], names: set[tuple[str, str]]) -> list[int]:
-    """Return a number for which a comparison has the other outcome if some attributes are that number."""
+    """Return a number for which a comparison has the other outcome if some attributes are that number.
+
+    Args:
+        guard: the comparison.
+        numbers: the present numbers, by module and name.
+        names: of these attributes, with their modules.
+
+    Returns:
+        The number in a list, which is empty if there is none among those that are tried.
+    """
     if not names & {(leaf.module, leaf.name) for leaf in leaves(guard.expr) if isinstance(leaf, AttributeOf)}:
         return []
 

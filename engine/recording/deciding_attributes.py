@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,8 +81,9 @@ def record_deciding_attributes(
     numbers = {(name, key): n for name, module in modules.items() for key, n in integers(module).items()}
     settings = ((group, value) for group in groups.values() for value in _other_values(group, way.guards, numbers))
     for group, value in itertools.islice(settings, _MOST_SETTINGS):
-        if group.waits():  # where the model rejects it, the code keeps its channels
-            way.at(recorder, [(place, value) for place in group.places if place.value != value])
+        setting = [(place, value) for place in group.places if place.value != value]
+        if setting and group.waits():  # where the model rejects it, the code keeps its channels
+            way.at(recorder, setting)
 
 
 def _candidates(
@@ -122,18 +123,18 @@ def _attributes_read(branch: Branch, own: str) -> Iterator[tuple[str, ast.expr]]
 
 
 def _other_values(group: _Deciding, guards: Collection[Guard], numbers: Mapping[tuple[str, str], int]) -> Iterator[Any]:
-    """Yield the other flag, numbers at which comparisons may come out otherwise, texts that these contain, and None."""
-    value = group.places[0].value
+    """Yield other flags, numbers at which comparisons may come out otherwise, texts that these contain, and None."""
     written = [node.value for condition in group.conditions for node in nodes_of(condition, ast.Constant)]
-    others: Iterable[Any] = ()
-    if type(value) is bool:
-        others = [not value]
-    elif type(value) is int:
-        names = {(place.owner, place.name) for place in group.places if isinstance(place, Attribute)}
-        own = (n for guard in guards if guard.decides for n in turning_points(guard, numbers, names))
-        others = (*own, *(n + step for n in written if type(n) is int for step in (0, 1, -1)))
-    elif type(value) is str:
-        others = (word for word in written if type(word) is str)
-    yield from (other for other in dict.fromkeys(others) if other != value)
+    others: list[Any] = []
+    for kind in {type(place.value) for place in group.places}:
+        if kind is bool:
+            others += {not place.value for place in group.places}
+        elif kind is int:
+            names = {(place.owner, place.name) for place in group.places if isinstance(place, Attribute)}
+            others += (n for guard in guards if guard.decides for n in turning_points(guard, numbers, names))
+            others += (n + step for n in written if type(n) is int for step in (0, 1, -1))
+        elif kind is str:
+            others += (word for word in written if type(word) is str)
+    yield from dict.fromkeys(others)
     if any(map(compares_with_none, itertools.chain(*(nodes_of(c, ast.Compare) for c in group.conditions)))):
         yield None

@@ -12,6 +12,7 @@ from torch import nn
 from engine.program.trees import tensors_in
 from engine.recording.model_code import code_of, functions_of, module_namespaces
 from engine.source.argument_flow import Choices, PassedArguments, passed_arguments
+from engine.source.decorated import signature_of
 from engine.source.sized_places import has_place
 
 __all__ = ["ForwardArguments", "functions_that_choose"]
@@ -90,7 +91,7 @@ class ForwardArguments:
 def _bound(model: nn.Module, args: Any, kwargs: Any) -> inspect.BoundArguments | None:
     """Return the arguments of an example by name; None where forward tells no names, or does not take them."""
     try:
-        return inspect.signature(model.forward).bind_partial(*args, **kwargs)
+        return signature_of(model.forward).bind_partial(*args, **kwargs)
     except (TypeError, ValueError):
         return None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 from collections.abc import Iterator
 from types import CodeType, FunctionType
@@ -12,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from engine.program.stored import modules_of
+from engine.source.decorated import unwrapped
 from engine.source.static_attributes import table_of
 
 __all__ = [
@@ -59,7 +59,7 @@ def _classes(model: nn.Module) -> set[type]:
 
 def code_of(function: Any) -> CodeType | None:
     """Return the code of a function behind its decorators; None for a callable without Python code."""
-    return getattr(inspect.unwrap(function), "__code__", None)
+    return getattr(unwrapped(function), "__code__", None)
 
 
 @functools.cache
@@ -70,7 +70,7 @@ def functions_of(kind: Any) -> tuple[FunctionType, ...]:
         kind: a class of modules.
     """
     bases = (base for base in kind.__mro__ if not base.__module__.startswith("torch."))
-    functions = (inspect.unwrap(value) for base in bases for value in vars(base).values() if callable(value))
+    functions = (unwrapped(value) for base in bases for value in vars(base).values() if callable(value))
     return tuple(function for function in functions if isinstance(function, FunctionType))
 
 

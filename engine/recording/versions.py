@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from torch import Tensor, nn
@@ -51,6 +52,8 @@ class _Home:
 
 
 _OTHER = ("other", None)
+_MOST_ITEMS = 64
+"""How many tensors in a container are looked at where an item is picked."""
 
 
 class Versions(Tape):
@@ -156,9 +159,10 @@ class Versions(Tape):
         return (kind, tuple(map(self._refresh, current))) if current else _OTHER
 
     def _contents(self, held: Any) -> tuple[Value, ...] | None:
-        """Return the values that a container holds; None where it holds, or may hold, anything else."""
-        tensors = list(tensors_in(held))
-        is_recorded = holds_nothing_but_tensors(held) and all(id(t) in self._current for t in tensors)
+        """Return the values that a container holds; None where it holds anything else, or too many to look at."""
+        tensors = list(islice(tensors_in(held), _MOST_ITEMS + 1))
+        is_recorded = len(tensors) <= _MOST_ITEMS and holds_nothing_but_tensors(held)
+        is_recorded = is_recorded and all(id(t) in self._current for t in tensors)
         return tuple(self._refresh(id(t)) for t in tensors) if is_recorded else None
 
     def _write(self, tensor: Tensor, value: Value) -> None:

@@ -230,8 +230,8 @@ def _names_in_python_module(name: str, setup: _Setup) -> _Names:
     for key, item in list(table_of(sys.modules.get(name)).items()):
         if isinstance(item, type):
             parts += [_names_in_class(item, setup)] if item.__module__ == name else []
-        elif getattr(item, "__module__", None) == name and not setup.includes(key):
-            parts += [_names(function.__code__, None) for function in functions_behind(item, name)]
+        elif not setup.includes(key):
+            parts += [_names(f.__code__, None) for f in functions_behind(item, name) if f.__module__ == name]
     return _union(parts)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from engine.source.decorated import unwrapped
 from engine.source.static_attributes import attribute_of_a_part, static_attribute
 
 __all__ = ["attribute_of", "functions_run_by", "inherited", "items", "parts"]
@@ -27,7 +28,7 @@ def inherited(owner: nn.Module, code: CodeType, name: str) -> Iterator[MethodTyp
 
 
 def _code_of(candidate: Any) -> CodeType | None:
-    return getattr(inspect.unwrap(candidate), "__code__", None) if isinstance(candidate, FunctionType) else None
+    return getattr(unwrapped(candidate), "__code__", None) if isinstance(candidate, FunctionType) else None
 
 
 def parts(value: ast.expr) -> Iterator[ast.expr]:
@@ -69,7 +70,7 @@ def functions_run_by(candidate: Any) -> Iterator[FunctionType | MethodType]:
     if isinstance(candidate, nn.Module):
         candidate = attribute_of(candidate, "forward")
     function = (
-        inspect.unwrap(candidate.__func__ if isinstance(candidate, MethodType) else candidate)
+        unwrapped(candidate.__func__ if isinstance(candidate, MethodType) else candidate)
         if callable(candidate)
         else None
     )

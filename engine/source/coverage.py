@@ -23,7 +23,7 @@ from engine.source.function_text import lines_of
 from engine.source.instructions import arguments_of, has_while_loop
 from engine.source.omitted_arguments import fallback_variables, holds_either, is_filled
 from engine.source.picked_containers import containers_by_line, note_contents
-from engine.source.rounds import MOST_VALUES, Rounds, repeatable
+from engine.source.rounds import MOST_VALUES, Rounds, add_new, repeatable
 from engine.source.sites import CALLBACKS, ENGINE, is_library
 from engine.source.skips import SkipWatch
 from engine.source.unread_code import UnreadFunction
@@ -79,12 +79,11 @@ class FunctionCoverage:
         self.omitted |= other.omitted
         for branch, names in other.seen.items():
             for name, summary in names.items():
-                own = self.seen.setdefault(branch, {}).setdefault(name, [])
-                own += [k for k in summary if k not in own]
+                add_new(self.seen.setdefault(branch, {}).setdefault(name, []), summary)
         for name, summary in other.fallbacks.items():
             self.fallbacks.setdefault(name, []).extend(summary)
         for place, summary in other.contents.items():
-            self.contents.setdefault(place, []).extend(summary)
+            add_new(self.contents.setdefault(place, []), summary)
 
     def pending(self) -> list[Branch]:
         """Return the branches that did not run yet."""

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from types import FunctionType
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FunctionType, MethodType
 from typing import Any
 
 from engine.source.static_attributes import table_of
 
-__all__ = ["functions_behind", "is_of_torch"]
+__all__ = ["functions_behind", "is_of_torch", "signature_of", "unwrapped"]
 
 _PARTS = ("fget", "fset", "fdel", "__func__", "func", "__wrapped__")
 _BUILT_IN = ("builtins", "functools")
+_WRAPPERS = (property, staticmethod, classmethod, functools.partial, functools.partialmethod)
+_CONTAINERS = (Mapping, list, tuple, set, frozenset)
+_MOST_ITEMS = 1000
+"""How many items of a container are looked at: tables of functions are small, and data are none."""
 
 
 def functions_behind(item: Any, python_module: str) -> Iterator[FunctionType]:
     """Yield the functions that may run where an item of a class or of a Python module is called or looked up.
 
     Decorators that say what they wrap are followed; where they do not, all functions of the Python module count that
-    they hold in their closure or in their attributes.
+    they hold in their closure, in their attributes, or in a container there.
 
     Args:
-        item: a function, a property, a static method, a wrapper.
+        item: a function, a property, a static method, a wrapper, a table of functions.
         python_module: name of the Python module in which the item stands.
 
     Example:
@@ -37,18 +42,25 @@ def functions_behind(item: Any, python_module: str) -> Iterator[FunctionType]:
     waiting, seen = [item], {id(item)}
     while waiting:
         thing = waiting.pop(0)
-        held: list[Any] = []
         if isinstance(thing, FunctionType):
             yield thing
-            held = [*_closure(thing), *vars(thing).values()]
-        elif not isinstance(thing, type):
-            held = list(table_of(thing).values())
         parts = [getattr(thing, part, None) for part in _PARTS] if type(thing).__module__ in _BUILT_IN else []
-        own = [other for other in held if _is_of(other, python_module)]
+        own = [other for other in _held_by(thing) if _is_of(other, python_module)]
         for other in (*parts, *own):
             if other is not None and id(other) not in seen:
                 seen.add(id(other))
                 waiting.append(other)
+
+
+def _held_by(thing: Any) -> Iterable[Any]:
+    """Return what a function, a container or an object holds; nothing of large containers and of classes."""
+    if isinstance(thing, FunctionType):
+        return [*_closure(thing), *vars(thing).values()]
+    if isinstance(thing, _CONTAINERS):
+        if len(thing) > _MOST_ITEMS:
+            return ()
+        return list(thing.values()) if isinstance(thing, Mapping) else list(thing)
+    return () if isinstance(thing, type) else list(table_of(thing).values())
 
 
 def _closure(function: FunctionType) -> Iterator[Any]:
@@ -60,9 +72,56 @@ def _closure(function: FunctionType) -> Iterator[Any]:
 
 
 def _is_of(thing: Any, python_module: str) -> bool:
-    """Whether something is, or wraps, a function of a Python module."""
-    wraps = isinstance(thing, (property, staticmethod, classmethod, functools.partial, functools.partialmethod))
-    return wraps or (isinstance(thing, FunctionType) and thing.__module__ == python_module)
+    """Whether something is a function of a Python module, or may hold one."""
+    if isinstance(thing, FunctionType):
+        return thing.__module__ == python_module
+    return isinstance(thing, (*_WRAPPERS, *_CONTAINERS))
+
+
+def unwrapped(function: Any) -> Any:
+    """Return the function behind decorators, and the method behind one that does not say what it wraps.
+
+    Args:
+        function: any object; what is no function is returned as it is.
+
+    Example:
+        >>> def logged(function):
+        ...     return lambda *args: function(*args)
+        >>> class Net:
+        ...     @logged
+        ...     def forward(self, x):
+        ...         return x
+        >>> unwrapped(Net.forward).__name__
+        'forward'
+    """
+    while True:
+        function = inspect.unwrap(function) if callable(function) else function
+        if not isinstance(function, FunctionType) or _is_method(function):
+            return function
+        methods = [held for held in _closure(function) if isinstance(held, FunctionType) and _is_method(held)]
+        if len(methods) != 1:
+            return function
+        function = methods[0]
+
+
+def _is_method(function: FunctionType) -> bool:
+    """Whether a function was defined in the body of a class."""
+    around = function.__qualname__.rpartition(".")[0]
+    return bool(around) and not around.endswith("<locals>")
+
+
+def signature_of(call: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of a function or a bound method behind its decorators.
+
+    Args:
+        call: the function or the method.
+
+    Raises:
+        ValueError: where there is none.
+    """
+    if isinstance(call, MethodType) and isinstance(function := unwrapped(call.__func__), FunctionType):
+        return inspect.signature(MethodType(function, call.__self__))
+    return inspect.signature(unwrapped(call))
 
 
 def is_of_torch(cls: type) -> bool:

@@ -15,6 +15,7 @@ __all__ = ["PICKING_METHODS", "container_of", "containers_by_line", "note_conten
 
 PICKING_METHODS = frozenset({"get", "pop"})
 
+_HARMLESS = frozenset({"abs", "bool", "float", "int", "len", "max", "min", "round", "str"})
 _LATER = (*NESTED, ast.GeneratorExp)
 """Code that may run when the line where it stands is over."""
 
@@ -45,6 +46,8 @@ def container_of(pick: ast.AST, tree: ast.AST) -> str | None:
         if isinstance(around, _LATER) and around is not tree:
             return None
     lines = range(pick.lineno, (pick.end_lineno or pick.lineno) + 1)
+    if any(call.lineno in lines and _may_fill(call, pick, tree) for call in nodes_of(tree, ast.Call)):
+        return None
     for other in nodes_of(tree, ast.Name):
         if other.id == name and other.lineno in lines:
             user = parents[other]
@@ -52,6 +55,16 @@ def container_of(pick: ast.AST, tree: ast.AST) -> str | None:
             if not (is_method or isinstance(user, ast.Subscript) and user.value is other and _only_reads(user)):
                 return None
     return name
+
+
+def _may_fill(call: ast.Call, pick: ast.AST, tree: ast.AST) -> bool:
+    """Whether a call on the lines of a pick may run before it and change what a container holds, under another name.
+
+    What gets the item runs behind the pick, and functions of Python that compute numbers change nothing.
+    """
+    if call is pick or pick in nodes_of(call) or getattr(call.func, "id", "") in _HARMLESS:
+        return False
+    return not (isinstance(call.func, ast.Attribute) and call.func.attr in PICKING_METHODS)
 
 
 def _only_reads(subscript: ast.Subscript) -> bool:
@@ -85,10 +98,9 @@ def note_contents(
         contents: is extended, by line and variable.
         frame: of the function.
         names: of the variables.
-        summarize: returns what to keep of what a variable holds.
+        summarize: returns what to keep of what a variable holds; None is not looked beyond.
     """
-    variables = frame.f_locals
     for name in names:
-        summary, noted = summarize(variables.get(name)), contents.setdefault((frame.f_lineno, name), [])
-        if summary not in noted:
+        noted = contents.setdefault((frame.f_lineno, name), [])
+        if None not in noted and (summary := summarize(frame.f_locals.get(name))) not in noted:
             noted.append(summary)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -22,7 +22,7 @@ from engine.source.paths_read import PartsRead, parts_read, state_read
 from engine.source.reaching import definitions_before, is_never_none
 from engine.source.syntax import compares_with_none, nodes_of
 
-__all__ = ["MOST_VALUES", "Rounds", "repeatable"]
+__all__ = ["MOST_VALUES", "Rounds", "add_new", "repeatable"]
 
 MOST_VALUES = 200
 """How many values of a variable are noted."""
@@ -263,7 +263,7 @@ class Rounds:
             seen = self._seen.setdefault(branch, {})
             for name, values in current.notes.items():
                 own = seen.setdefault(name, [])
-                own += [value for value in values if value not in own][: MOST_VALUES - len(own)]
+                add_new(own, values, at_most=MOST_VALUES)
 
     def _note_late(self, notes: Notes, frame: FrameType, branch: Branch, at_end: bool) -> None:
         variables, is_single = frame.f_locals, isinstance(branch.test, ast.expr)
@@ -293,3 +293,21 @@ def _lines_of_test(branch: Branch) -> tuple[int, int]:
     parts: list[Any] = [*branch.earlier, branch.nodes[0] if branch.is_interrupted else branch.test]
     lines = [(part.lineno, part.end_lineno) for part in parts if hasattr(part, "lineno")]
     return min((first for first, _ in lines), default=0), max((last for _, last in lines), default=0)
+
+
+def add_new(noted: list[Any], values: Iterable[Any], at_most: int | None = None) -> None:
+    """Add the values that are not noted yet, in place.
+
+    Args:
+        noted: what was noted so far.
+        values: more of them.
+        at_most: how many are noted in all.
+
+    Example:
+        >>> noted = [1, 2]
+        >>> add_new(noted, [2, 3, 4], at_most=3)
+        >>> noted
+        [1, 2, 3]
+    """
+    new = [value for value in values if value not in noted]
+    noted += new if at_most is None else new[: max(0, at_most - len(noted))]

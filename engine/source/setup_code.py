@@ -118,8 +118,9 @@ def _functions_in(python_module: str) -> Iterator[tuple[str, CodeType]]:
     for name, item in list(table_of(sys.modules.get(python_module)).items()):
         if isinstance(item, type):
             yield from functions_of(item) if item.__module__ == python_module else ()
-        elif getattr(item, "__module__", None) == python_module:
-            yield from ((name, function.__code__) for function in functions_behind(item, python_module))
+        else:
+            own = (f for f in functions_behind(item, python_module) if f.__module__ == python_module)
+            yield from ((name, function.__code__) for function in own)
 
 
 def _mentioned(codes: Iterable[CodeType]) -> set[str]:

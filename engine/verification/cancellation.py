@@ -44,13 +44,14 @@ def floors_by_rounding(
         tolerance: relative error that is allowed.
 
     Example:
-        >>> floors_by_rounding({"weight": torch.ones(1), "bias": torch.zeros(1)}, {"bias": torch.tensor([1e-16])}, 1e-9)
-        {'weight': 1e-06, 'bias': 6.4e-06}
+        >>> gradients, others = {"weight": torch.ones(1), "bias": torch.zeros(1)}, {"bias": torch.full([1], 2.0**-54)}
+        >>> floors_by_rounding(gradients, others, 2.0**-30)
+        {'weight': 1e-06, 'bias': 3.814697265625e-06}
     """
     floors = least_floors(gradients)
     for name, other in others.items():
         gap = float((gradients[name] - other).abs().max()) if other.numel() else 0.0
-        floors[name] = max(floors[name], min(float(f"{_TIMES * gap / tolerance:.6g}"), _MOST * _largest(gradients)))
+        floors[name] = max(floors[name], min(_TIMES * gap / tolerance, _MOST * _largest(gradients)))
     return floors
 
 

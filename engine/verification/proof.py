@@ -234,7 +234,9 @@ class Proof:
             self._rejected.append((trial, "numbers that are not finite"))
             return False
         if self._runs and _has_other_samples(self._runs[0], shape, observation):
-            self._rejected.append((trial, "another number of samples, as where a fixed size folds positions into them"))
+            self._rejected.append(
+                (trial, "another number of samples, as if a fixed width turned positions into samples")
+            )
             return False
         self._runs.append(_Run(trial, shape, observation))
         return True
@@ -374,7 +376,7 @@ def _own_dtype(model: nn.Module) -> torch.dtype:
 def _has_other_samples(first: _Run, shape: Sequence[int], observation: Observation) -> bool:
     """Whether an output has as many rows as its input has samples in one run, but not in one at another size.
 
-    ``x.view(-1, self.size)`` takes larger pictures, and makes several samples of each: no model is meant to.
+    ``x.view(-1, self.size)`` accepts larger pictures and makes several samples of each, which no model is meant to do.
     """
     pairs = zip(first.observation.outputs, observation.outputs, strict=False)
     return shape[1:] != first.shape[1:] and any(

@@ -262,9 +262,9 @@ class MaskingCallback(CompressionCallback):
         if written := [zeroing.parameter for zeroing in self._zeroings if zeroing.is_undone()]:
             names = [name for name, parameter in model.named_parameters() if any(parameter is p for p in written)]
             rank_zero_warn(
-                f"Masked weights of {', '.join(names)} are not zero: something wrote to them after the last step of an "
-                "optimizer, such as weights that were loaded or averaged. They are zeroed now, which may change what "
-                "the model computes. Load or average before the masks are imposed, or mask the weights that you load."
+                f"Masked weights of {', '.join(names)} are not zero: code wrote to them after the last optimizer step, "
+                "for example to load or average weights. They are set to zero now, which may change what the model "
+                "computes. Load weights of an epoch in which these masks applied, or average after they were applied."
             )
         zero_weights(self._zeroings)
 

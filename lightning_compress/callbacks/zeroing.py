@@ -60,7 +60,7 @@ class Zeroing:
             >>> zeroing.is_undone()
             True
         """
-        return self.weights and bool((local(self.parameter.detach()) * self.masked).count_nonzero())
+        return self.weights and bool(local(self.parameter.detach()).masked_fill(~self.masked, 0).count_nonzero())
 
     def fill(self, tensor: Tensor) -> None:
         """Zero the masked entries of the parameter's data or gradient."""

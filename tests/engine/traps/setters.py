@@ -25,7 +25,7 @@ class _Net(nn.Module):
         super().__init__()
         self.enter, self.leave = nn.Linear(4, 8), nn.Linear(8, 3)
         self.by_function = self.by_inner = self.by_static = self.by_wrapped = self.by_context = False
-        self.by_two = self.by_plain = self.by_object = self.by_property = self.by_cached = False
+        self.by_two = self.by_plain = self.by_object = self.by_property = self.by_cached = self.by_table = False
 
     def features(self, x: Tensor) -> Tensor:
         """Return what stands between the layers."""
@@ -179,6 +179,32 @@ def _turn_once(model: Any) -> None:
     model.by_cached = True
 
 
+class _Table(_Net):
+    def forward(self, x: Tensor) -> Any:
+        h = self.features(x)
+        return self.leave(h.flip(1) if self.by_table else h)
+
+
+def _turner() -> Callable[[Any], None]:
+    def turn(model: Any) -> None:
+        model.by_table = True
+
+    return turn
+
+
+_ACTIONS = {"turn": lambda model: setattr(model, "by_table", True), "again": _turner()}
+
+
+class _Decorated(_Net):
+    @_logged
+    def forward(self, x: Tensor, shift: Tensor | None = None) -> Any:
+        """Features, and what the caller adds to all of them."""
+        h = self.features(x)
+        if shift is not None:
+            h = h + shift
+        return self.leave(h)
+
+
 def _after(turn: Callable[[Any], None]) -> Use:
     def use(model: nn.Module) -> Any:
         turn(model)
@@ -200,6 +226,7 @@ _WAYS: list[tuple[str, str, type[nn.Module], Use]] = [
     ("a flag behind an object", "a class as a decorator", _Object, _after(_turn_by_object)),
     ("a flag behind a property", "a setter of a property", _Property, _after(_assigned)),
     ("a flag that a cached function sets", "functools.lru_cache on a function", _Cached, _after(_turn_once)),
+    ("a flag that a function in a table sets", "ACTIONS = {name: function}", _Table, _after(_ACTIONS["turn"])),
 ]  # fmt: skip
 
 
@@ -208,7 +235,10 @@ TRAPS = [
         name=name, source=source, make=make, example=lambda model: noise(3), uses=[called(noise(4)), use], shrinks=True
     )
     for name, source, make, use in _WAYS
-]
+] + [
+    Trap("an argument of a forward behind a plain decorator", "a decorator without functools.wraps", _Decorated,
+         lambda model: noise(3), [called(noise(4)), called(noise(4), shift=torch.ones(4, 1, dtype=torch.float64))]),
+]  # fmt: skip
 
 
 def _as_methods(patch: pytest.MonkeyPatch) -> None:
