@@ -62,13 +62,14 @@ class Assumptions:
             _, before = self.varying.get(value.index, (value, True))
             self.varying[value.index] = value, zeros_stay and before
 
-    def stand_in(self, values: Iterable[Value]) -> None:
-        """Assume that each of some values, all of the same channels, may stand in the place of another.
+    def stand_in(self, values: Sequence[Value]) -> None:
+        """Assume that each of some values may stand in the place of another: its numbers are any, but zeros stay zero.
 
         Args:
-            values: the values.
+            values: all of the same channels.
         """
         self.standing_in.update((value.index, value) for value in values)
+        self.vary(values, zeros_stay=True)
 
     def doubt(self, node: Node, numbers: Sequence[int | float]) -> None:
         """Assume that numbers among the arguments of an op may be any others.

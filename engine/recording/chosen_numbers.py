@@ -19,7 +19,7 @@ from engine.source.argument_flow import Choices
 from engine.source.branches import RESULT
 from engine.source.chosen_calls import Span, chosen_calls
 from engine.source.sizes import booleans_in, numbers_in
-from engine.source.syntax import nodes_of
+from engine.source.syntax import nodes_of, parents_of
 
 __all__ = ["assume_other_numbers"]
 
@@ -37,17 +37,20 @@ def assume_other_numbers(
     """
     expressions: set[ast.AST] = set()
     variables: dict[CodeType, set[str]] = {}
+    places: dict[str, None] = {}
     for branch in branches:
         choice = branch.branch.nodes[0]
         if isinstance(choice, ast.expr):
-            if _is_plain(choice, branch.code):
+            if _is_plain(choice, branch.code) and not _starts_collection(choice, branch.tree):
                 expressions.add(choice)
                 variables.setdefault(branch.code, set())
+                places[branch.place] = None
             continue
         for name in {*branch.branch.assigned, RESULT} - {branch.self_name}:
             values = branch.branch.values_of(name)
             if values and not branch.values_of(name, {}) and all(_is_plain(v, branch.code, name) for v in values):
                 variables.setdefault(branch.code, set()).add(name)
+                places[branch.place] = None
     if not variables:
         return
     model = modules[""]
@@ -63,7 +66,17 @@ def assume_other_numbers(
                     f"is computed along a dimension, or by a flag, that code chooses at {shown_place(node.site.place)}"
                 )
                 assumptions.use((v for v in (*node.inputs, *node.outputs) if not v.stored), reason)
-    _assume_beside_ops(modules, dataflow, calls, assumptions)
+                assumptions.keeping.update(places)
+    _assume_beside_ops(modules, dataflow, calls, assumptions, places)
+
+
+def _starts_collection(choice: ast.expr, tree: ast.AST) -> bool:
+    """Whether it is an empty container in the place of None: ``() if collects else None``."""
+    around = parents_of(tree).get(choice)
+    if not (isinstance(choice, (ast.Tuple, ast.List)) and not choice.elts and isinstance(around, ast.IfExp)):
+        return False
+    other = around.orelse if choice is around.body else around.body
+    return isinstance(other, ast.Constant) and other.value is None
 
 
 def _is_plain(value: ast.expr, code: CodeType, own: str = "") -> bool:
@@ -103,6 +116,7 @@ def _assume_beside_ops(
     dataflow: Dataflow,
     calls: Mapping[CodeType, Mapping[Span, bool]],
     assumptions: Assumptions,
+    places: Iterable[str],
 ) -> None:
     """Say what follows where code passes a number that it chooses to no op: to a list, a loop, or a new tensor."""
     spans = {(node.site.code, node.site.span) for node in dataflow.nodes if node.site is not None}
@@ -114,3 +128,4 @@ def _assume_beside_ops(
         if any(beside):
             reason = f"could be picked, or be computed again, by a number that code chooses in {code.co_name}"
             use_values_around_code(code, modules, dataflow, assumptions, reason)
+            assumptions.keeping.update(places)

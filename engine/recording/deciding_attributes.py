@@ -7,23 +7,28 @@ value shows what it does with them. Attributes of a module's objects count as we
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from engine.program.expressions import Guard
+from engine.program.trees import tensors_in
 from engine.recording.assumptions import Assumptions
 from engine.recording.attributes import Attribute, turning_points
 from engine.recording.entry_recorder import EntryRecorder
 from engine.recording.mutable_state import MutableState
+from engine.recording.tested import attributes_tested
 from engine.recording.variants import RecordedWay
 from engine.source.branches import Branch
 from engine.source.coverage import CoverageTracer, FunctionCoverage
 from engine.source.integers import integers
+from engine.source.omitted_arguments import flags_replaced_by
 from engine.source.outer_reads import OuterRead, outer_reads
+from engine.source.rounds import add_new
 from engine.source.syntax import compares_with_none, nodes_of
 
 __all__ = ["record_deciding_attributes"]
@@ -34,6 +39,39 @@ _MOST_SETTINGS = 16
 _PLAIN = (bool, int, float, str)
 
 
+class _Candidate(NamedTuple):
+    """An attribute that decides on code which did not run.
+
+    Attributes:
+        place: an attribute of a module, or of an object that this holds.
+        key: what attributes of several modules of a class have in common.
+        path: from the module: ``config.is_decoder``.
+        function, branch: the code.
+        condition: in which the attribute is read.
+    """
+
+    place: Attribute | OuterRead
+    key: Hashable
+    path: str
+    function: FunctionCoverage
+    branch: Branch
+    condition: ast.expr
+
+    @property
+    def line(self) -> str:
+        """File and line of the code."""
+        return f"{self.function.function.code.co_filename}:{self.branch.line}"
+
+    def in_model(self, path: str) -> str:
+        """Return what the path of an attribute, or an argument of the method, is called in the model."""
+        return f"{self.function.owner}.{path}".lstrip(".")
+
+    def flags(self) -> set[str]:
+        """Return what the method's arguments are called in the model that the attribute fills in for."""
+        own, tree = self.function.function.code.co_varnames[0], self.function.function.tree
+        return set(map(self.in_model, flags_replaced_by(tree, f"{own}.{self.path}")))
+
+
 @dataclass
 class _Deciding:
     """An attribute, of several modules of a class, that decides on code which did not run.
@@ -42,11 +80,15 @@ class _Deciding:
         places: attributes of modules, or of objects that these hold.
         branches: the code, with the coverage of its function.
         conditions: expressions in which it is read.
+        names: what it is called in the model: ``encoder.config.is_decoder``.
+        arguments: of methods that it fills in for, and that code takes for true or false: ``encoder.return_dict``.
     """
 
     places: list[Attribute | OuterRead] = field(default_factory=list)
     branches: list[tuple[FunctionCoverage, Branch]] = field(default_factory=list)
     conditions: list[ast.expr] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+    arguments: set[str] = field(default_factory=set)
 
     def waits(self) -> bool:
         """Whether some of the code still did not run."""
@@ -72,24 +114,45 @@ def record_deciding_attributes(
     candidates = list(_candidates(recorder.coverage, modules, changing))
     places = unread().keeping if candidates else ()
     groups: dict[Hashable, _Deciding] = {}
-    for place, key, function, branch, condition in candidates:
-        if f"{function.function.code.co_filename}:{branch.line}" in places:
-            group = groups.setdefault(key, _Deciding())
-            group.places += [place] if place not in group.places else []
-            group.branches.append((function, branch))
-            group.conditions.append(condition)
+    for own in (candidate for candidate in candidates if candidate.line in places):
+        group = groups.setdefault(own.key, _Deciding())
+        add_new(group.places, [own.place])
+        group.branches.append((own.function, own.branch))
+        group.conditions.append(own.condition)
+        group.names.add(own.in_model(own.path))
+        group.arguments |= own.flags()
     numbers = {(name, key): n for name, module in modules.items() for key, n in integers(module).items()}
     settings = ((group, value) for group in groups.values() for value in _other_values(group, way.guards, numbers))
     for group, value in itertools.islice(settings, _MOST_SETTINGS):
         setting = [(place, value) for place in group.places if place.value != value]
         if setting and group.waits():  # where the model rejects it, the code keeps its channels
-            way.at(recorder, setting)
+            way.at(recorder, setting, functools.partial(_settle_rejected, group, recorder, changing))
+
+
+def _settle_rejected(group: _Deciding, recorder: EntryRecorder, changing: MutableState, error: BaseException) -> None:
+    """Let a flag stay as it is at whose other value the results of modules do not fit the code that takes them.
+
+    That code asks a container that was filled in this run for an attribute which it lacks. It does so in every call:
+    code that takes the container otherwise is a branch of its own, if there is any.
+
+    Args:
+        group: the flag.
+        recorder: with the run that failed.
+        changing: learns what stays.
+        error: which ended the run.
+    """
+    if not (isinstance(error, AttributeError) and type(error.obj) in (tuple, list, dict)):
+        return
+    is_result = any(map(recorder.has_computed, tensors_in(error.obj)))
+    if is_result and len(group.places) == 1 and type(group.places[0].value) is bool:
+        for name in group.names | (group.arguments if len(group.arguments) == 1 else set()):
+            changing.settle(name)
 
 
 def _candidates(
     coverage: CoverageTracer, modules: Mapping[str, nn.Module], changing: MutableState
-) -> Iterator[tuple[Attribute | OuterRead, Hashable, FunctionCoverage, Branch, ast.expr]]:
-    """Yield attributes that decide on code which did not run, with what is alike for those of a class, and the code."""
+) -> Iterator[_Candidate]:
+    """Yield attributes that decide on code which did not run."""
     for function in list(coverage.functions.values()):
         pending = [b for b in function.pending() if not (b.skipped or b.computes_nothing)]
         module = modules.get(function.owner) if function.is_method and pending else None
@@ -97,29 +160,31 @@ def _candidates(
             continue
         outside: dict[str, OuterRead] | None = None
         for branch in pending:
-            for name, condition in _attributes_read(branch, function.function.code.co_varnames[0]):
-                if changing.declared(f"{function.owner}.{name}".lstrip(".")):
+            for path, condition in _attributes_read(branch, function, module):
+                if changing.declared(f"{function.owner}.{path}".lstrip(".")):
                     continue
-                if "." not in name:
-                    attribute = Attribute(function.owner, module, name)
-                    if (function.owner, name) not in changing.set_later and isinstance(attribute.value, _PLAIN):
-                        yield attribute, (type(module), name), function, branch, condition
+                if "." not in path:
+                    attribute = Attribute(function.owner, module, path)
+                    if (function.owner, path) not in changing.set_later and isinstance(attribute.value, _PLAIN):
+                        yield _Candidate(attribute, (type(module), path), path, function, branch, condition)
                     continue
                 if outside is None:
                     reads = outer_reads(function.function.code, function.space, module, coverage.is_own)
                     outside = {read.text.partition(".")[2]: read for read in reads if read.from_self}
-                if name in outside and isinstance(outside[name].value, _PLAIN):
-                    yield outside[name], outside[name].place, function, branch, condition
+                if path in outside and isinstance(outside[path].value, _PLAIN):
+                    yield _Candidate(outside[path], outside[path].place, path, function, branch, condition)
 
 
-def _attributes_read(branch: Branch, own: str) -> Iterator[tuple[str, ast.expr]]:
-    """Yield the attributes of a module that decide whether a branch runs (``config.is_decoder``), and the condition."""
+def _attributes_read(branch: Branch, function: FunctionCoverage, module: nn.Module) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the attributes of a module that decide whether a branch runs (``config.is_decoder``), and the condition.
+
+    Those count as well from which a variable in the condition is computed, such as one that fills in for an argument.
+    """
+    own, tree = function.function.code.co_varnames[0], function.function.tree
     conditions = [c for c in (branch.test, *branch.earlier) if isinstance(c, ast.expr)]
     for condition in conditions:
-        for node in nodes_of(condition, ast.Attribute):
-            root, _, name = ast.unparse(node).partition(".")
-            if root == own:
-                yield name, condition
+        for path in dict.fromkeys(attributes_tested([condition], tree, own, module)):
+            yield path, condition
 
 
 def _other_values(group: _Deciding, guards: Collection[Guard], numbers: Mapping[tuple[str, str], int]) -> Iterator[Any]:

@@ -70,6 +70,7 @@ class MutableState:
         self._by_modules = written_by_modules(model)
         self._constants = tuple(constants or ())
         self._matched: set[str] = set()
+        self._settled: set[str] = set()
         self._tensors: dict[int, Tensor] = {}
         self.names: set[str] = set()
         self.attributes: list[Attribute] = []
@@ -123,12 +124,18 @@ class MutableState:
         self._tensors.update((id(t), t) for t in tensors)
 
     def declared(self, name: str) -> bool:
-        """Whether the user says that a buffer or an attribute stays as it is."""
+        """Whether a buffer or an attribute stays as it is: the user says so, or no other value works."""
+        if name in self._settled:
+            return True
         if not self._constants:
             return False
         matching = [pattern for pattern in self._constants if fnmatch.fnmatchcase(name, pattern)]
         self._matched.update(matching)
         return bool(matching)
+
+    def settle(self, name: str) -> None:
+        """Say that the model works at no other value of an attribute."""
+        self._settled.add(name)
 
     def _look_at_arguments(self, prefix: str, module: nn.Module) -> None:
         if not self._constants:

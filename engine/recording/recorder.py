@@ -131,6 +131,11 @@ class Recorder(Versions, TorchDispatchMode):
                 if isinstance(held, Tensor) and id(held) in self._current and self._is_stored(self._read(held)):
                     yield name, key
 
+    def has_computed(self, tensor: Tensor) -> bool:
+        """Whether an op of the present run, or of the one that has just ended, computed a tensor."""
+        value = self._current.get(id(tensor))
+        return value is not None and value.producer is not None
+
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor is part of the program, and no module that is not looked into runs."""
         if self._inside is not None:

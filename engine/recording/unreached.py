@@ -31,6 +31,7 @@ from engine.recording.model_code import source_files
 from engine.recording.module_results import results_used_otherwise
 from engine.recording.mutability import Mutability
 from engine.recording.omitted_options import use_values_beside_omitted_options
+from engine.recording.optional_layers import values_around_optional_layers
 from engine.recording.picked_items import use_values_picked_by_numbers
 from engine.recording.recorded_runs import RecordedRuns
 from engine.recording.settable_numbers import doubt_numbers_set_later, reads_attribute
@@ -168,6 +169,9 @@ class _UntakenBranches:
     def _follow(self, branch: UntakenBranch) -> None:
         if branch.has_run and branch not in self._open[branch.code, branch.owner]:
             return
+        if branch.has_run and (values := values_around_optional_layers(branch, self._dataflow, self._runs.stored)):
+            self._assumptions.stand_in(values)
+            return
         if branch.is_interrupted or (
             self._idle.includes_any(branch.mentioned_modules()) and not self._is_settled(branch)
         ):
@@ -215,7 +219,6 @@ class _UntakenBranches:
             values = branch.values_of(name, self._runs.stored)
             if effect is Effect.USES and are_aligned(values, self._dataflow):
                 self._assumptions.stand_in(values)
-                self._assumptions.vary(values, zeros_stay=True)
             elif effect is Effect.USES and values:
                 self._note(self.notes.left_out, branch)
                 reason = f"may take the place of what is computed behind the condition at {shown_place(branch.place)}"
@@ -304,24 +307,21 @@ class _UntakenBranches:
             others = {name for name in names if any(v.index not in indices for v in values_read.get(name, ()))}
             if others:
                 result |= others
-                calls = self._values_of_calls.setdefault(branch.place, {})
-                calls.update((value.index, value) for value in (*inputs, *outputs))
+                self._values_of_calls.setdefault(branch.place, {}).update((v.index, v) for v in (*inputs, *outputs))
         return result
 
     def _use_replaced(self, branch: UntakenBranch) -> None:
         """Count as used what stands in the place of what a branch computes, and of a module that would run in it."""
         for name in (*branch.branch.assigned, RESULT):
             self._touch(branch.values_of(name, self._runs.stored), Effect.USES, branch)
-        for module in branch.modules_replaced():
-            for values in self._dataflow.boundary(module):
-                self._touch(values, Effect.USES, branch)
+        for values in itertools.chain(*map(self._dataflow.boundary, branch.modules_replaced())):
+            self._touch(values, Effect.USES, branch)
 
     def _use_values_of_consumer(self, branch: UntakenBranch) -> None:
         """Count as used what a module reads that is called with the result of a branch."""
         consumer = branch.consumer()
-        for node in self._runs.nodes if consumer is not None else ():
-            if node.module == consumer:
-                self._touch((v for v in node.inputs if not v.stored), Effect.USES, branch)
+        for node in (node for node in self._runs.nodes if node.module == consumer):
+            self._touch((v for v in node.inputs if not v.stored), Effect.USES, branch)
 
     def _is_settled(self, branch: UntakenBranch) -> bool:
         return self._is_fixed(branch, by_user=True) or self._is_fixed(branch, by_user=False)
@@ -334,14 +334,14 @@ class _UntakenBranches:
             self._fixed[key] = is_fixed(branch)
         return self._fixed[key]
 
-    def _is_declared(self, branch: UntakenBranch) -> bool:
+    def _declared_of(self, branch: UntakenBranch) -> Callable[[str], bool]:
+        """Return whether an attribute of the module that runs a branch is declared, by its path from there."""
         prefix = f"{branch.owner}." if branch.owner else ""
+        return lambda path: self._declared(prefix + path)
 
-        def declared(path: str) -> bool:
-            return self._declared(prefix + path)
-
-        may_run = functools.partial(self._may_run, branch)
+    def _is_declared(self, branch: UntakenBranch) -> bool:
         free = self._undeclared(branch, branch.arguments() | branch.enclosing_variables())
+        may_run, declared = functools.partial(self._may_run, branch), self._declared_of(branch)
         return branch.is_fixed(free, declared, declared, self._runs.sized, may_run)
 
     def _may_run(self, branch: UntakenBranch, node: ast.AST) -> bool:
@@ -367,8 +367,8 @@ class _UntakenBranches:
             return branch.types.are_computed(variable) and (types_agree or not self._types_matter)
 
         free = self._undeclared(branch, names)
-        may_run = functools.partial(self._may_run, branch)
-        return branch.is_fixed(free, never_changed, never_reassigned, self._runs.sized, may_run, computed)
+        may_run, declared = functools.partial(self._may_run, branch), self._declared_of(branch)
+        return branch.is_fixed(free, never_changed, never_reassigned, self._runs.sized, may_run, computed, declared)
 
     def _other_types_lead_elsewhere(self) -> bool:
         """Whether an argument of another type than in the recordings may lead to code that did not run.
@@ -396,5 +396,5 @@ class _UntakenBranches:
         return bool(others) and not self._is_fixed_by_code(branch, types_agree=True)
 
     def _undeclared(self, branch: UntakenBranch, names: Collection[str]) -> set[str]:
-        prefix = f"{branch.owner}." if branch.owner else ""
-        return {name for name in names if name != branch.self_name and not self._declared(prefix + name)}
+        declared = self._declared_of(branch)
+        return {name for name in names if name != branch.self_name and not declared(name)}

@@ -92,12 +92,13 @@ class UntakenBranch:
         sized: Collection[str] = (),
         may_run: Callable[[ast.AST], bool] = lambda node: False,
         computed: Callable[[ast.Name], bool] = lambda variable: False,
+        declared: Callable[[str], bool] = lambda path: False,
     ) -> bool:
         """Whether its condition has the same value in every call.
 
         Args:
             free: arguments that may be others in other calls.
-            never_changed, never_reassigned, sized, computed: as those of `Conditions`.
+            never_changed, never_reassigned, sized, computed, declared: as those of `Conditions`.
             may_run: whether syntax that did not run may run in other calls.
         """
         function = self._coverage.function
@@ -107,7 +108,7 @@ class UntakenBranch:
 
         conditions = Conditions(
             function.tree, self._coverage.space, free, never_changed, ran, self.self_name, never_reassigned,
-            self.code.co_filename, sized, computed,
+            self.code.co_filename, sized, computed, declared,
         )  # fmt: skip
         test = self.branch.test
         if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
@@ -269,7 +270,7 @@ class UntakenBranch:
             arguments = [
                 a.value if isinstance(a, ast.Starred) else a for a in (*call.args, *(k.value for k in call.keywords))
             ]
-            if any(map(self._is_module, (call.func, *arguments))):
+            if any(map(self.is_module, (call.func, *arguments))):
                 passed += arguments
             if isinstance(call.func, ast.Attribute) and call.func.attr in ("register_hook", "retain_grad"):
                 passed.append(call.func.value)
@@ -374,9 +375,10 @@ class UntakenBranch:
         """Return the name of a module; None for anything else."""
         return self._names.get(id(held)) if isinstance(held, nn.Module) else None
 
-    def _is_module(self, node: ast.expr) -> bool:
+    def is_module(self, node: ast.expr) -> bool:
+        """Whether an expression is a module: a part of this one, or what a variable or a list holds."""
         if isinstance(node, ast.Subscript):
-            return self._is_module(node.value)
+            return self.is_module(node.value)
         if isinstance(node, ast.Name):
             kinds = {kind for kind, _ in self._seen.get(node.id, ())}
             return node.id != self.self_name and "module" in kinds and kinds <= {"module", "none"}
@@ -384,12 +386,10 @@ class UntakenBranch:
 
     def attribute(self, node: ast.expr) -> Any:
         """Return what an attribute of the module, or of a part of it, holds."""
-        if isinstance(node, ast.Name):
-            return self._modules[self.owner] if node.id == self.self_name else None
-        if isinstance(node, ast.Attribute):
-            owner = self.attribute(node.value)
-            return getattr(owner, node.attr, None) if isinstance(owner, nn.Module) else None
-        return None
+        owner = self.attribute(node.value) if isinstance(node, ast.Attribute) else None
+        if isinstance(node, ast.Attribute) and isinstance(owner, nn.Module):
+            return getattr(owner, node.attr, None)
+        return self._modules[self.owner] if isinstance(node, ast.Name) and node.id == self.self_name else None
 
 
 @functools.cache

@@ -49,12 +49,15 @@ _FRUITLESS = 2
 _SETTABLE = (type(None), bool, int, float, str, Enum)
 
 
-def attempt(recorder: EntryRecorder, run: Callable[[], None]) -> Any:
+def attempt(
+    recorder: EntryRecorder, run: Callable[[], None], note_error: Callable[[BaseException], None] | None = None
+) -> Any:
     """Record a run.
 
     Args:
         recorder: keeps nothing of a run that fails.
         run: runs the model.
+        note_error: called with the error that ended the run, while the recorder still has what ran before.
 
     Returns:
         The place in the recording where the run begins; None if the model rejects it.
@@ -62,7 +65,9 @@ def attempt(recorder: EntryRecorder, run: Callable[[], None]) -> Any:
     mark = recorder.mark()
     try:
         run()
-    except (*NEEDS_DATA, TraceError):
+    except (*NEEDS_DATA, TraceError) as error:
+        if note_error is not None:
+            note_error(error.__cause__ or error)
         recorder.drop(mark)
         return None
     return mark
@@ -113,9 +118,16 @@ class RecordedWay(NamedTuple):
     guards: list[Guard]
     outputs: Sequence[Value]
 
-    def at(self, recorder: EntryRecorder, setting: Any) -> bool:
-        """Record the run at a setting, and keep what differs there; return whether the model ran."""
-        mark = attempt(recorder, functools.partial(self.run, setting))
+    def at(
+        self, recorder: EntryRecorder, setting: Any, note_error: Callable[[BaseException], None] | None = None
+    ) -> bool:
+        """Record the run at a setting, and keep what differs there; return whether the model ran.
+
+        Args:
+            recorder, note_error: as for `attempt`.
+            setting: places and their values.
+        """
+        mark = attempt(recorder, functools.partial(self.run, setting), note_error)
         if mark is None:
             return False
         nodes, guards = recorder.since(mark)

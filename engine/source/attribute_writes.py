@@ -10,7 +10,7 @@ import dis
 import functools
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from engine.program.stored import modules_of
 from engine.source.absent import assigned_where_none
+from engine.source.computed_names import SETTERS, names_set_by_functions
 from engine.source.decorated import functions_behind, is_of_torch
 from engine.source.setup_code import called_by_constructors_only, functions_of, is_setup, run_by_forward
 from engine.source.static_attributes import table_of
@@ -56,7 +57,6 @@ _NEW = frozenset(["OrderedDict", "defaultdict", "deque", "dict", "list", "set", 
 ANY_OF_SELF = "self.*"
 """Stands for all attributes of an object, if a method sets one by a name that it computes."""
 
-_SETTERS = frozenset(["setattr", "delattr", "__setattr__", "__delattr__"])
 _TABLES = frozenset(["__dict__", "vars"])
 
 _ALL_BUFFERS = frozenset(["buffers", "named_buffers", "state_dict"])
@@ -315,24 +315,14 @@ def _names_in_code(code: CodeType, self_name: str | None) -> _Names:
         held |= loaded
         if loaded & _ALL_BUFFERS:
             others.add(EVERYTHING)
-        if any(step.about in _SETTERS for step in line if isinstance(step.about, str)):
+        if any(step.about in SETTERS for step in line if isinstance(step.about, str)):
             others |= {name for kind, name, _ in line if kind == "LOAD_CONST" and isinstance(name, str)}
         if not _TABLES.isdisjoint(step.about for step in target if isinstance(step.about, str)):
             own.add(ANY_OF_SELF)
-    if first is not None and _sets_by_computed_name([step for line in lines for step in line], first):
-        own.add(ANY_OF_SELF)
+    if first is not None and not SETTERS.isdisjoint(code.co_names):
+        names = names_set_by_functions(code, first)
+        own |= {ANY_OF_SELF} if names is None else names
     return _Names(frozenset(own), frozenset(others), frozenset(held), frozenset(own), frozenset(others))
-
-
-def _sets_by_computed_name(steps: Sequence[_Step], first: str) -> bool:
-    """Whether code sets an attribute of ``self`` by a name that is no literal: ``setattr(self, key, value)``."""
-    own = _Step("LOAD_FAST", first, 1)
-    for before, (step, one, other) in zip([None, *steps], zip(steps, steps[1:], steps[2:], strict=False), strict=False):
-        if isinstance(step.about, str) and step.about in _SETTERS and own in (before, one):
-            name = other if one == own else one
-            if not (name.kind == "LOAD_CONST" and isinstance(name.about, str)):
-                return True
-    return False
 
 
 def _is_new_container(line: list[_Step], end: int) -> bool:

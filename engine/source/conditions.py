@@ -44,8 +44,7 @@ _TENSOR_ATTRIBUTES = frozenset("dtype device requires_grad is_cuda grad_fn is_ne
 _SIZES = {"ndim", "shape"}
 _TORCH = frozenset({"torch", "torch.functional", "torch.nn.functional"})
 _CONTAINERS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
-_MISSING = object()
-_ALL_LINES = range(sys.maxsize)
+_MISSING, _ALL_LINES = object(), range(sys.maxsize)
 
 _Visited = frozenset[tuple[str, int]]
 """Variables whose values are being examined, each with the line that sets it."""
@@ -71,6 +70,7 @@ class Conditions:
         sized: places at which sizes decide that differ between inputs.
         computed: whether a variable held nothing but results of ops wherever it was evaluated, and no other type of an
             argument leads elsewhere before; then it is of the same type in every call.
+        declared: whether the attribute at a path stays as it is, whatever holds it.
     """
 
     tree: ast.FunctionDef | ast.AsyncFunctionDef
@@ -83,6 +83,7 @@ class Conditions:
     file: str = ""
     sized: Collection[str] = ()
     computed: Callable[[ast.Name], bool] = lambda variable: False
+    declared: Callable[[str], bool] = lambda path: False
     _in_progress: types.CodeType | None = None  # the function being examined, which may call itself
 
     def is_fixed(self, test: ast.AST) -> bool:
@@ -215,7 +216,7 @@ class Conditions:
         if node.attr in _SIZES and len(path) > 1:
             path, last = path[:-1], last or self.never_reassigned
         *inside, whole = (".".join([*start, *path[:end]]) for end in range(1, len(path) + 1))
-        return all(map(self.never_changed, inside)) and (last or self.never_changed)(whole)
+        return self.declared(whole) or all(map(self.never_changed, inside)) and (last or self.never_changed)(whole)
 
     def _global_value(self, node: ast.expr) -> Any:
         """Return the value of a global, or of an attribute of a Python module or a class."""

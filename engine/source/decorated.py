@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from engine.source.static_attributes import table_of
@@ -53,14 +53,14 @@ def functions_behind(item: Any, python_module: str) -> Iterator[FunctionType]:
 
 
 def _held_by(thing: Any) -> Iterable[Any]:
-    """Return what a function, a container or an object holds; nothing of large containers and of classes."""
+    """Return what a function, a container or an object holds; nothing of large containers, classes, Python modules."""
     if isinstance(thing, FunctionType):
         return [*_closure(thing), *vars(thing).values()]
     if isinstance(thing, _CONTAINERS):
         if len(thing) > _MOST_ITEMS:
             return ()
         return list(thing.values()) if isinstance(thing, Mapping) else list(thing)
-    return () if isinstance(thing, type) else list(table_of(thing).values())
+    return () if isinstance(thing, (type, ModuleType)) else list(table_of(thing).values())
 
 
 def _closure(function: FunctionType) -> Iterator[Any]:
@@ -75,7 +75,13 @@ def _is_of(thing: Any, python_module: str) -> bool:
     """Whether something is a function of a Python module, or may hold one."""
     if isinstance(thing, FunctionType):
         return thing.__module__ == python_module
-    return isinstance(thing, (*_WRAPPERS, *_CONTAINERS))
+    return _holds_functions(type(thing))  # type: ignore[arg-type]
+
+
+@functools.cache
+def _holds_functions(kind: type) -> bool:
+    """Whether objects of a class are wrappers or containers; thousands of objects have a few classes."""
+    return issubclass(kind, (*_WRAPPERS, *_CONTAINERS))
 
 
 def unwrapped(function: Any) -> Any:

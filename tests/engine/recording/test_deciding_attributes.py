@@ -62,6 +62,80 @@ class Narrower(nn.Module):
         return self.head(h)  # type: ignore[no-any-return]
 
 
+class Filled(nn.Module):
+    """A body of transformers' form: an attribute fills in for a flag that the caller leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(3, 8), nn.Linear(8, 8)
+        self.config = SimpleNamespace(collect=False, as_object=True)
+
+    def forward(self, x: Tensor, collect: bool | None = None, as_object: bool | None = None) -> Any:
+        """(N, 3) -> (N, 8), and what lies before it."""
+        collect = collect if collect is not None else self.config.collect
+        as_object = as_object if as_object is not None else self.config.as_object
+        collected = () if collect else None
+        h = self.one(x).relu()
+        if collect:
+            collected = (*collected, h)  # type: ignore[misc]
+        last = self.two(h).tanh()
+        if not as_object:
+            return last, collected
+        return SimpleNamespace(last=last, collected=collected)
+
+
+class Headed(nn.Module):
+    """A head that takes the body's results by their names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = Filled(), nn.Linear(8, 2)
+
+    def forward(self, **inputs: Any) -> Tensor:
+        """(N, 3) -> (N, 2)."""
+        return self.head(self.body(**inputs).last)  # type: ignore[no-any-return]
+
+
+class EitherForm(Headed):
+    """A head that takes results in both forms, and another part of a tuple."""
+
+    def forward(self, **inputs: Any) -> Tensor:
+        """(N, 3) -> (N, 2)."""
+        out = self.body(**inputs)
+        if isinstance(out, tuple):
+            return self.head(out[0].flip(1))  # type: ignore[no-any-return]
+        return self.head(out.last)  # type: ignore[no-any-return]
+
+
+class TwoBodies(nn.Module):
+    """Two bodies with an attribute each, whose results are taken in other ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = Tupled(), Tupled(), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, 3) -> (N, 2)."""
+        h = self.a(x)
+        h = h[0].flip(1) if isinstance(h, tuple) else h
+        return self.head(h + self.b(x).tanh())  # type: ignore[no-any-return]
+
+
+class Tupled(nn.Module):
+    """Returns a tuple if it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.flag = nn.Linear(3, 8), False
+
+    def forward(self, x: Tensor) -> Any:
+        """(N, 3) -> (N, 8)."""
+        h = self.one(x)
+        if self.flag:
+            return (h,)
+        return h
+
+
 @pytest.mark.parametrize("place", ["flag", "config", "depth", "_depth", "kind"])
 def test_a_value_that_a_user_sets_later(place: str) -> None:
     """The compacted network is exact at both values, and as small as one in which all of it runs."""
@@ -95,3 +169,38 @@ def test_a_value_that_the_model_rejects() -> None:
     assert any("did not run" in note for note in graph.notes)
     groups = engine.dependency_groups(Narrower(), x, graph=graph)
     assert "which did not run" in str(groups[0])
+
+
+def _compacted(net: nn.Module, inputs: Any) -> tuple[nn.Module, Any]:
+    masks = {name: own for name, own in channel_masks(net, seed=1).items() if name != "head"}
+    repaired = engine.fix_mask_conflict(masks, net, inputs)
+    return masked(net, repaired), engine.ModelSpeedup(net, inputs, repaired).speedup_model()
+
+
+def test_an_attribute_that_fills_in_for_an_argument() -> None:
+    """At a value that works, and at one that no head takes, the body is as small as one without flags."""
+    inputs = {"x": torch.randn(5, 3, dtype=torch.float64)}
+    reference, small = _compacted(randomised(Headed()), inputs)
+    assert small.body.one.out_features < 8 and small.body.two.out_features < 8
+    for collect in (None, True, False):
+        expected, got = (model(**inputs, collect=collect) for model in (reference, small))
+        assert relative_error([expected], [got]) <= 1e-9
+
+
+def test_a_flag_at_which_a_head_takes_the_other_form() -> None:
+    """Keeps what that form needs."""
+    inputs = {"x": torch.randn(5, 3, dtype=torch.float64)}
+    reference, small = _compacted(randomised(EitherForm()), inputs)
+    for as_object in (True, False):
+        expected, got = (model(**inputs, as_object=as_object) for model in (reference, small))
+        assert relative_error([expected], [got]) <= 1e-9
+
+
+def test_a_flag_of_several_modules_that_one_of_their_callers_rejects() -> None:
+    """The other one may take its results, alone."""
+    x = torch.randn(5, 3, dtype=torch.float64)
+    reference, small = _compacted(randomised(TwoBodies()), x)
+    for flag in (False, True):
+        for model in (reference, small):
+            model.a.flag = flag
+        assert relative_error(run(reference, x), run(small, x)) <= 1e-9

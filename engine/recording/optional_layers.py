@@ -1,0 +1,84 @@
+"""Layers that run in some rounds only, by chance or by a flag: ``if not dropped: h = layer(h)``.
+
+What a variable holds before and after such layers may stand in for one another where it has the same channels, as along
+a residual stream: a layer reads what any layer before it, or none, has computed.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from engine.program.graph import Value
+from engine.recording.dataflow import Dataflow
+from engine.recording.skipped_code import are_aligned
+from engine.recording.untaken import UntakenBranch
+
+__all__ = ["values_around_optional_layers"]
+
+
+def values_around_optional_layers(
+    branch: UntakenBranch, dataflow: Dataflow, stored: Mapping[str, Value]
+) -> list[Value]:
+    """Return what variables hold before and after the layers that a branch calls, if that is all that it does.
+
+    Args:
+        branch: that ran in some rounds.
+        dataflow: of the recorded ops.
+        stored: values of the parameters and buffers that were read, by name.
+
+    Returns:
+        Values that have the same channels; none where they do not, or where the branch does anything else.
+    """
+    assigned = _assigned_by_calls(branch.branch.nodes)
+    calls = [node for node in branch.branch.syntax if isinstance(node, ast.Call) and not _asks_for_type(node)]
+    layers = {name for name, _ in branch.module_calls()}
+    if not assigned or not layers or not all(branch.is_module(call.func) for call in calls):
+        return []
+    values = {value.index: value for name in assigned for value in branch.values_of(name, stored)}
+    for layer in layers:
+        values.update((value.index, value) for value in _before_and_after(layer, dataflow))
+    aligned = list(values.values())
+    return aligned if are_aligned(aligned, dataflow) else []
+
+
+def _asks_for_type(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Name) and call.func.id == "isinstance"
+
+
+def _assigned_by_calls(statements: Sequence[ast.AST]) -> set[str]:
+    """Return the variables that get results of calls, or items of such; none if there is any other statement."""
+    assigned = set[str]()
+    for statement in statements:
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        if len(targets) != 1 or not isinstance(targets[0], ast.Name):
+            return set()
+        source: ast.expr = statement.value  # type: ignore[attr-defined]
+        if not all(isinstance(root, ast.Call) or root.id in assigned for root in _roots(source)):
+            return set()
+        assigned.add(targets[0].id)
+    return assigned
+
+
+def _roots(source: ast.expr) -> Iterator[Any]:
+    """Yield the calls and variables of which an expression takes an item; all else as a name that no variable has."""
+    match source:
+        case ast.IfExp(body=body, orelse=orelse):
+            yield from (*_roots(body), *_roots(orelse))
+        case ast.Subscript(value=value, slice=ast.Constant()):
+            yield from _roots(value)
+        case ast.Call() | ast.Name():
+            yield source
+        case _:
+            yield ast.Name("")
+
+
+def _before_and_after(layer: str, dataflow: Dataflow) -> Iterator[Value]:
+    """Yield what a layer computes, and the inputs of the same channels from which it does."""
+    inputs, outputs = dataflow.boundary(layer)
+    yield from outputs
+    for value in inputs:
+        alike = (output for output in outputs if output.shape == value.shape)
+        if any(dataflow.follows(output, [value], aligned=True) for output in alike):
+            yield value

@@ -1,0 +1,87 @@
+"""Names under which code sets attributes by a function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.source.computed_names import names_set_by_functions
+
+KEYS = ("a", "b")
+
+
+def _literal(self: Any) -> None:
+    setattr(self, "a", 1)
+    delattr(self, "b")
+
+
+def _from_list(self: Any, part: Any) -> None:
+    names = ["a", "b"] if part else ["c"]
+    for name in names:
+        if hasattr(self, name):
+            setattr(self, name, part)
+
+
+def _by_method(self: Any) -> None:
+    object.__setattr__(self, "a", 1)
+    self.__setattr__("b", 2)
+    super(type(self), self).__setattr__("c", 3)
+
+
+def _of_a_part(self: Any, key: str) -> None:
+    setattr(self.part, "a", 1)
+    setattr(key, key, 1)
+
+
+def _argument(self: Any, key: str) -> None:
+    setattr(self, key, 1)
+
+
+def _of_a_part_by_argument(self: Any, key: str) -> None:
+    setattr(self.part, key, 1)
+
+
+def _global(self: Any) -> None:
+    for key in KEYS:
+        setattr(self, key, 1)
+
+
+def _extended(self: Any, key: str) -> None:
+    names = ["a"]
+    names.append(key)
+    for name in names:
+        setattr(self, name, 1)
+
+
+def _filled_by_a_function(self: Any, fill: Any) -> None:
+    names = ["a"]
+    fill(names)
+    for name in names:
+        setattr(self, name, 1)
+
+
+def _put_together(self: Any) -> None:
+    for name in ("a", "b"):
+        setattr(self, f"{name}_", 1)
+
+
+@pytest.mark.parametrize(
+    ("function", "names"),
+    [
+        (_literal, {"a", "b"}),
+        (_from_list, {"a", "b", "c"}),
+        (_by_method, {"a", "b", "c"}),
+        (_of_a_part, set()),
+        (_argument, None),
+        (_of_a_part_by_argument, None),
+        (_global, None),
+        (_extended, None),
+        (_filled_by_a_function, None),
+        (_put_together, None),
+    ],
+    ids=lambda item: getattr(item, "__name__", ""),
+)
+def test_names(function: Any, names: set[str] | None) -> None:
+    """Those that the code writes out; None where it computes one, or gets it from outside."""
+    assert names_set_by_functions(function.__code__, "self") == names
