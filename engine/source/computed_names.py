@@ -55,7 +55,7 @@ def names_set_by_functions(code: CodeType, owner: str) -> frozenset[str] | None:
 
 
 def _target(call: ast.Call, owner: str) -> tuple[str | None, ast.expr | None]:
-    """Return the path of the object whose attribute a call sets, and the name of the attribute; None for other calls."""
+    """Return the path of the object whose attribute a call sets, and the name of that; None for other calls."""
     function, args = call.func, [*call.args, None, None]
     if isinstance(function, ast.Name) and function.id in SETTERS:
         return None if args[0] is None else path_of(args[0]), args[1]

@@ -12,7 +12,7 @@ KEYS = ("a", "b")
 
 
 def _literal(self: Any) -> None:
-    setattr(self, "a", 1)
+    setattr(self, "a", 1)  # noqa: B010
     delattr(self, "b")
 
 
@@ -30,7 +30,7 @@ def _by_method(self: Any) -> None:
 
 
 def _of_a_part(self: Any, key: str) -> None:
-    setattr(self.part, "a", 1)
+    setattr(self.part, "a", 1)  # noqa: B010
     setattr(key, key, 1)
 
 
