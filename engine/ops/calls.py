@@ -38,6 +38,7 @@ FUNCTIONS = Functions(
     spreading=frozenset("gather take_along_dim".split()),
     filling=OF_ONE_NUMBER,
     contracted=_contracted,
+    copying=frozenset({"clone", "contiguous"}),
     aligned=frozenset([*_KEEPS, *_KEEPS_ZERO, *_CHANGES, *_NORMS]),
 )
 """`chunk`, `repeat` and `tensor_split` take numbers of parts or copies, not sizes."""

@@ -23,6 +23,7 @@ from engine.recording.data_decisions import DataDecisions
 from engine.recording.escapes import outliving_tensors
 from engine.recording.fakes import Fakes
 from engine.recording.forward_arguments import ForwardArguments
+from engine.recording.idle_conditions import places_of_idle_conditions
 from engine.recording.model_code import code_of, source_files
 from engine.recording.mutable_state import MutableState
 from engine.recording.opaque_modules import OpaqueCall, storage_of
@@ -208,6 +209,8 @@ class Recorder(Versions, TorchDispatchMode):
         doubted = assumptions.doubted.items()
         self._uncertain |= {index: (*self._uncertain.get(index, ()), *numbers) for index, numbers in doubted}
         self.notes += assumptions.notes
+        idle = places_of_idle_conditions(self.coverage.functions.values(), functions)
+        self._guards = [guard for guard in self._guards if guard.place not in idle]
 
     # ------------------------------------------------------------------ an op
 

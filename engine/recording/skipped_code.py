@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import CodeType
 
 from engine.program.graph import Value
 from engine.recording.dataflow import Dataflow
@@ -13,7 +14,7 @@ from engine.source.branches import Branch
 from engine.source.effects import Effect, Functions, effect_on
 from engine.source.syntax import nodes_of
 
-__all__ = ["are_aligned", "effects_of_skipping", "is_in_loop"]
+__all__ = ["are_aligned", "before_and_after", "effects_of_skipping", "is_in_loop"]
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
@@ -64,6 +65,33 @@ def are_aligned(values: Sequence[Value], dataflow: Dataflow) -> bool:
         or not dataflow.follows(value, ordered[:place], aligned=False)
         for place, value in enumerate(ordered)
     )
+
+
+def before_and_after(
+    branch: Branch, code: CodeType, values: Sequence[Value], dataflow: Dataflow
+) -> Sequence[Value] | None:
+    """Return what a variable holds before and after code that a branch skips, and that computes it from itself.
+
+    Args:
+        branch: the side of a condition that leaves the code out.
+        code: of the function.
+        values: that the variable held.
+        dataflow: of the recorded ops.
+
+    Returns:
+        Values of the same channels; None where some have others, or where the code did not compute any.
+    """
+    lines = {line for s in branch.skipped for line in range(s.lineno, (s.end_lineno or s.lineno) + 1)}
+    after = [value for value in values if _is_computed_on(lines, code, value, dataflow)]
+    before = [v for v in values if v not in after and any(dataflow.follows(a, [v], aligned=True) for a in after)]
+    if not after or not all(dataflow.follows(value, before, aligned=True) for value in after):
+        return None
+    return [*before, *after]
+
+
+def _is_computed_on(lines: Collection[int], code: CodeType, value: Value, dataflow: Dataflow) -> bool:
+    site = None if value.producer is None else dataflow.nodes[value.producer].site
+    return site is not None and site.code is code and site.line in lines
 
 
 def is_in_loop(nodes: Iterable[ast.AST], tree: ast.AST) -> bool:

@@ -35,7 +35,7 @@ from engine.recording.optional_layers import values_around_optional_layers
 from engine.recording.picked_items import use_values_picked_by_numbers
 from engine.recording.recorded_runs import RecordedRuns
 from engine.recording.settable_numbers import doubt_numbers_set_later, reads_attribute
-from engine.recording.skipped_code import are_aligned
+from engine.recording.skipped_code import are_aligned, before_and_after
 from engine.recording.surroundings import use_values_around_code
 from engine.recording.tested import ANY, attributes_tested, variables_tested
 from engine.recording.unread_functions import assume_nothing_of_unread_functions
@@ -156,8 +156,7 @@ class _UntakenBranches:
         return branch.is_interrupted or not (self._would_fail(branch) or self._is_settled(branch))
 
     def _would_fail(self, branch: UntakenBranch) -> bool:
-        module = self._runs.modules[branch.owner]
-        return branch.would_fail(functools.partial(self._mutability.never_changed, module))
+        return branch.would_fail(functools.partial(self._mutability.never_changed, self._runs.modules[branch.owner]))
 
     def open(self) -> list[UntakenBranch]:
         """Return the branches that other calls may run."""
@@ -225,7 +224,8 @@ class _UntakenBranches:
                 self._assumptions.use(values, reason)
                 self._assumptions.vary(values)
             elif effect in (Effect.KEEPS_ZERO, Effect.CHANGES):
-                self._assumptions.vary(values, zeros_stay=effect is Effect.KEEPS_ZERO)
+                pair = before_and_after(branch.branch, branch.code, values, self._dataflow)
+                self._assumptions.vary(values) if pair is None else self._assumptions.stand_in(pair)
 
     def _is_decided_by_size_alone(self, branch: UntakenBranch) -> bool:
         """Whether sizes decide, and neither arguments nor attributes that code sets, and do so alike for all inputs."""

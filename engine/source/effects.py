@@ -41,6 +41,7 @@ class Functions:
         spreading: those of them whose index has all dimensions, or broadcasts.
         filling: ops that create a tensor of one number, and of an input read at most its shape.
         aligned: ops that keep the shape of a tensor, and each entry in its channel.
+        copying: functions that return the same tensor in other memory.
         contracted: returns the value that an op contracts with a weight, and over which dimension, or None.
     """
 
@@ -52,6 +53,7 @@ class Functions:
     spreading: frozenset[str]
     filling: frozenset[str]
     aligned: frozenset[str] = frozenset()
+    copying: frozenset[str] = frozenset()
     contracted: Callable[[Any], tuple[Any, int] | None] = lambda node: None
 
     def of_call(self, name: str) -> Effect | None:

@@ -95,6 +95,31 @@ class _Shifted(_Layers):
         return self.leave(y)
 
 
+class _Scaled(_Layers):
+    """A scale that closes a channel, which is open where the scale is skipped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.enter(x)
+        if x.is_contiguous():
+            y = y * self.scale
+        return self.leave(y)
+
+
+class _Conditioned(_Layers):
+    """An embedding that is added on demand, as that of a time step in diffusion models."""
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.enter(x)
+        if x.is_contiguous():
+            y = y + self.one(x)
+        y = self.two(y.relu())
+        return self.leave(y)
+
+
 class _Residual(_Layers):
     def forward(self, x: Tensor) -> Any:
         y = self.enter(x)
@@ -158,6 +183,10 @@ def _trained(seed: int) -> Use:
     return use
 
 
+def _by_scale(model: nn.Module, seed: int) -> Masks:
+    return {"": {"scale": (torch.arange(8) != 3 + seed).double()}}
+
+
 def _by_norm(model: nn.Module, seed: int) -> Masks:
     row = (torch.arange(8) != 3 + seed).double()
     return {"norm": {"weight": row, "bias": row}, "one": {"weight": row.expand(8, 8)}}
@@ -196,6 +225,10 @@ TRAPS = [
     _trap("a loop that ends", "early exits by break", _Breaks),
     _trap("a loop that passes on what it has", "z = layer(y) if used else y, as statements", _PassesOn),
     _trap("a shift that is skipped", "if x.is_contiguous(): x = x + 1", _Shifted),
+    _trap("a scale that is skipped", "if scale is not None: x = x * self.gamma", _Scaled, masks=_by_scale),
+    _trap(
+        "an embedding that is skipped", "diffusers: if temb is not None: h = h + temb", _Conditioned, shrinks="repaired"
+    ),
     _trap("residual layers that are skipped", "layer drop of residual layers, BART", _Residual, shrinks="repaired"),
     *(
         _trap(
@@ -257,5 +290,6 @@ ABLATIONS = [
     Ablation("a jump in a loop leaves the rest of it out", _no_loops, "a loop that goes on", True),
     Ablation("what is skipped has the channels of what stands in its place", _all_aligned, "a loop that ends", True),
     Ablation("a channel of what stands in goes if it is zero as well", _none_standing_in, "a norm that is skipped"),
+    Ablation("what is in front of a scale has to be zero as well", _none_standing_in, "a scale that is skipped"),
     Ablation("a variable holds another value in another round", _no_rounds, "a loop that passes on what it has", True),
 ]

@@ -1,0 +1,59 @@
+"""Conditions that decide nothing: ``if h.numel() > 2**31: h = h.contiguous()``.
+
+A comparison of channels has to come out the same after a removal, unless both of its outcomes lead to the same numbers.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+
+from engine.source.control_flow import only_reports
+from engine.source.coverage import FunctionCoverage
+from engine.source.effects import Functions
+from engine.source.syntax import nodes_of
+
+__all__ = ["places_of_idle_conditions"]
+
+
+def places_of_idle_conditions(coverages: Iterable[FunctionCoverage], functions: Functions) -> set[str]:
+    """Return the lines of conditions behind which code only copies a tensor, warns or logs, as ``file:line``.
+
+    Args:
+        coverages: of the functions that ran.
+        functions: what torch's functions do to the entries of a tensor.
+    """
+    read = {(coverage.function.code.co_filename, coverage.function.tree) for coverage in coverages}
+    return {f"{file}:{line}" for file, tree in read for line in _lines(tree, functions)}
+
+
+def _lines(tree: ast.AST, functions: Functions) -> set[int]:
+    """Return the lines of such conditions in a function, without those on which something else stands."""
+    lines, others = set[int](), set[int]()
+    for statement in nodes_of(tree, ast.stmt):
+        is_idle = isinstance(statement, ast.If) and not statement.orelse and _is_idle(statement, functions)
+        first: ast.AST = statement.test if isinstance(statement, (ast.If, ast.While)) else statement
+        own = range(first.lineno, (first.end_lineno or first.lineno) + 1)  # type: ignore[attr-defined]
+        compound = hasattr(statement, "body") and not isinstance(statement, (ast.If, ast.While))
+        (lines if is_idle else others).update(own[:1] if compound else own)
+    return lines - others
+
+
+def _is_idle(condition: ast.If, functions: Functions) -> bool:
+    named = any(isinstance(node, ast.NamedExpr) for node in ast.walk(condition.test))
+    return not named and all(_copies(s, functions) or _reports(s) for s in condition.body)
+
+
+def _reports(statement: ast.stmt) -> bool:
+    return only_reports(statement) and not isinstance(statement, (ast.Raise, ast.Assert))
+
+
+def _copies(statement: ast.stmt, functions: Functions) -> bool:
+    """Whether a variable gets a copy of the tensor that it holds."""
+    if not (isinstance(statement, ast.Assign) and len(statement.targets) == 1):
+        return False
+    call, target = statement.value, statement.targets[0]
+    if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and isinstance(target, ast.Name)):
+        return False
+    source = call.func.value
+    return call.func.attr in functions.copying and isinstance(source, ast.Name) and source.id == target.id
