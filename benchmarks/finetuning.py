@@ -41,7 +41,7 @@ from lightning_compress import Distillation, prune
 ROOT = Path(__file__).resolve().parents[1]
 START, END = "<!-- finetuning.py -->", "<!-- /finetuning.py -->"
 
-PRUNING = ("network", "times", "seed", "peers", "samples", "scope", "stream")
+PRUNING = ("network", "times", "seed", "peers", "samples", "scope", "stream", "criterion")
 KEYS = (*PRUNING, "epochs", "lr", "weight", "batch", "precision", "device", "images")
 OPTIONS = ("lr", "weight", "batch", "precision", "samples", "device", "images")  # rows of a kind have the same
 SHOWN = ("lr", "weight")  # in the table, even where they are the same for all
@@ -205,9 +205,10 @@ def _pruned(dense: nn.Module, images: Images, options: argparse.Namespace) -> tu
         pairs = list(zip(batches, labels, strict=True))
         return max(_rivals(dense, images, options.peers, amount, pairs), key=lambda rival: accuracy(rival[1], images))
     kept = [] if options.stream == "pruned" else [n for n, m in dense.named_modules() if writes_stream(n, m)]
-    chosen: dict[str, Any] = {"criterion": "reconstruction", "scope": options.scope, "samples": options.samples}
+    chosen: dict[str, Any] = {"criterion": options.criterion, "scope": options.scope, "samples": options.samples}
     small = prune(dense, batches[0][:2], amount, data=batches, exclude=kept, **chosen)
-    by = "lightning-compress" + (", within groups" if options.scope == "group" else "")
+    by = "lightning-compress" + (", l2" if options.criterion == "l2" else "")
+    by += ", within groups" if options.scope == "group" else ""
     return by + (", stream kept" if kept else ""), small.state_dict()
 
 
@@ -321,6 +322,7 @@ def main() -> int:
     parser.add_argument("--peers", nargs="*", default=[], choices=PEERS, help="the best of these, instead of ours")
     parser.add_argument("--scope", default="global", choices=("global", "group"), help="where ours ranks channels")
     parser.add_argument("--stream", default="pruned", choices=("pruned", "kept"), help="the residual stream, in ours")
+    parser.add_argument("--criterion", default="reconstruction", choices=("reconstruction", "l2"), help="of ours")
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--weight", type=float, default=1.0, help="of the teacher's term")
@@ -337,7 +339,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.graphs and options.device != "cuda":
         parser.error("--graphs replays CUDA graphs: add --device cuda, or leave it out.")
-    table = [json.loads(line) for line in options.keep.read_text().splitlines()] if options.keep.exists() else []
+    lines = options.keep.read_text().splitlines() if options.keep.exists() else []
+    table = [{"criterion": "reconstruction"} | json.loads(line) for line in lines]
     if options.finished and not table:
         parser.error(f"No run is finished in {options.keep}.")
     job = [getattr(options, key) for key in KEYS]

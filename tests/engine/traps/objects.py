@@ -233,7 +233,7 @@ ABLATIONS = [
     ),
     Ablation(
         "a variable that may hold a layer and something else is called as either",
-        lambda patch: patch.setattr(UntakenBranch, "_is_module", _calls_of_layers),
+        lambda patch: patch.setattr(UntakenBranch, "is_module", _calls_of_layers),
         "another layer in train mode",
     ),
     Ablation(

@@ -282,7 +282,7 @@ def _no_choices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(UntakenBranch, "_is_module", lambda self, node: True)
+    monkeypatch.setattr(UntakenBranch, "is_module", lambda self, node: True)
     monkeypatch.setattr(UntakenBranch, "replaced", lambda self, selecting: set())  # which keeps it as well
 
 
