@@ -57,11 +57,6 @@ class _Candidate(NamedTuple):
     branch: Branch
     condition: ast.expr
 
-    @property
-    def line(self) -> str:
-        """File and line of the code."""
-        return f"{self.function.function.code.co_filename}:{self.branch.line}"
-
     def in_model(self, path: str) -> str:
         """Return what the path of an attribute, or an argument of the method, is called in the model."""
         return f"{self.function.owner}.{path}".lstrip(".")
@@ -111,10 +106,10 @@ def record_deciding_attributes(
         changing: names the attributes that are recorded at other values anyway, or declared to keep theirs.
         unread: returns what code could do that did not run.
     """
-    candidates = list(_candidates(recorder.coverage, modules, changing))
-    places = unread().keeping if candidates else ()
+    candidates = functools.partial(_candidates, recorder.coverage, modules, changing)
+    places = unread().keeping if any(True for _ in candidates(None)) else ()
     groups: dict[Hashable, _Deciding] = {}
-    for own in (candidate for candidate in candidates if candidate.line in places):
+    for own in candidates(places) if places else ():
         group = groups.setdefault(own.key, _Deciding())
         add_new(group.places, [own.place])
         group.branches.append((own.function, own.branch))
@@ -150,11 +145,13 @@ def _settle_rejected(group: _Deciding, recorder: EntryRecorder, changing: Mutabl
 
 
 def _candidates(
-    coverage: CoverageTracer, modules: Mapping[str, nn.Module], changing: MutableState
+    coverage: CoverageTracer, modules: Mapping[str, nn.Module], changing: MutableState, places: Collection[str] | None
 ) -> Iterator[_Candidate]:
-    """Yield attributes that decide on code which did not run."""
+    """Yield attributes that decide on code which did not run, at some places or anywhere."""
     for function in list(coverage.functions.values()):
+        file = function.function.code.co_filename
         pending = [b for b in function.pending() if not (b.skipped or b.computes_nothing)]
+        pending = [b for b in pending if places is None or f"{file}:{b.line}" in places]
         module = modules.get(function.owner) if function.is_method and pending else None
         if module is None:
             continue
