@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import itertools
+import math
 from collections.abc import Iterator
 from types import CodeType
 
@@ -14,6 +16,8 @@ __all__ = ["SETTERS", "names_set_by_functions"]
 
 SETTERS = frozenset(["setattr", "delattr", "__setattr__", "__delattr__"])
 """Functions and methods that set an attribute by its name."""
+
+_MOST_NAMES = 64
 
 _READERS = frozenset(["getattr", "hasattr", "len", "print", *SETTERS])
 
@@ -82,6 +86,12 @@ def _texts(expr: ast.expr, tree: _Function, inside: frozenset[str]) -> Iterator[
         case ast.Tuple(elts=items) | ast.List(elts=items) | ast.Set(elts=items):
             for item in items:
                 yield from _texts(item, tree, inside)
+        case ast.JoinedStr(values=parts):
+            texts = [set(_texts(part, tree, inside)) for part in parts]
+            for chosen in itertools.product(*texts) if math.prod(map(len, texts)) <= _MOST_NAMES else [(None,)]:
+                yield None if None in chosen else "".join(chosen)  # type: ignore[arg-type]
+        case ast.FormattedValue(value=value, conversion=-1, format_spec=None):
+            yield from _texts(value, tree, inside)
         case ast.IfExp(body=body, orelse=orelse):
             yield from (*_texts(body, tree, inside), *_texts(orelse, tree, inside))
         case ast.Name(id=name) if name not in inside:

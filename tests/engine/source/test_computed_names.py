@@ -66,6 +66,16 @@ def _put_together(self: Any) -> None:
         setattr(self, f"{name}_", 1)
 
 
+def _put_together_of_more(self: Any, key: str) -> None:
+    for name in ("a", "b"):
+        setattr(self, f"{name}_{key}", 1)
+
+
+def _formatted(self: Any) -> None:
+    for name in ("a", "b"):
+        setattr(self, f"{name:>3}", 1)
+
+
 @pytest.mark.parametrize(
     ("function", "names"),
     [
@@ -78,7 +88,9 @@ def _put_together(self: Any) -> None:
         (_global, None),
         (_extended, None),
         (_filled_by_a_function, None),
-        (_put_together, None),
+        (_put_together, {"a_", "b_"}),
+        (_put_together_of_more, None),
+        (_formatted, None),
     ],
     ids=lambda item: getattr(item, "__name__", ""),
 )

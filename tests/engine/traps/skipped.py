@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.recording import unreached, untaken
+from engine.recording.dataflow import Dataflow
 from engine.removal import keep
 from engine.source import branches
 from tests.engine.exactness import Masks
@@ -107,6 +108,17 @@ class _Scaled(_Layers):
         if x.is_contiguous():
             y = y * self.scale
         return self.leave(y)
+
+
+class _Instead(_Layers):
+    """What a layer computes goes on unless something else takes its place; at the example nothing reads it."""
+
+    def forward(self, x: Tensor) -> Any:
+        y, z = self.enter(x), self.one(x)
+        if x.is_contiguous():
+            y = y + self.two(x)
+            z = y.relu()
+        return self.leave(z)
 
 
 class _Conditioned(_Layers):
@@ -226,6 +238,7 @@ TRAPS = [
     _trap("a loop that passes on what it has", "z = layer(y) if used else y, as statements", _PassesOn),
     _trap("a shift that is skipped", "if x.is_contiguous(): x = x + 1", _Shifted),
     _trap("a scale that is skipped", "if scale is not None: x = x * self.gamma", _Scaled, masks=_by_scale),
+    _trap("a value that another one replaces at the example", "z = skip(x); if use: z = block(x)", _Instead),
     _trap(
         "an embedding that is skipped", "diffusers: if temb is not None: h = h + temb", _Conditioned, shrinks="repaired"
     ),
@@ -268,6 +281,10 @@ def _all_aligned(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(unreached, "are_aligned", lambda values, dataflow: True)
 
 
+def _starts_are_alike(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Dataflow, "origins", lambda self, value: frozenset())
+
+
 def _none_standing_in(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(keep, "_standing_in", lambda structure, constants: ())
 
@@ -290,6 +307,12 @@ ABLATIONS = [
     Ablation("a jump in a loop leaves the rest of it out", _no_loops, "a loop that goes on", True),
     Ablation("what is skipped has the channels of what stands in its place", _all_aligned, "a loop that ends", True),
     Ablation("a channel of what stands in goes if it is zero as well", _none_standing_in, "a norm that is skipped"),
+    Ablation(
+        "values of different layers do not stand in for one another",
+        _starts_are_alike,
+        "a value that another one replaces at the example",
+        True,
+    ),
     Ablation("what is in front of a scale has to be zero as well", _none_standing_in, "a scale that is skipped"),
     Ablation("a variable holds another value in another round", _no_rounds, "a loop that passes on what it has", True),
 ]
