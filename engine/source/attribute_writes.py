@@ -315,13 +315,15 @@ def _names_in_code(code: CodeType, self_name: str | None) -> _Names:
         held |= loaded
         if loaded & _ALL_BUFFERS:
             others.add(EVERYTHING)
+        if loaded & _TABLES:
+            own.add(ANY_OF_SELF)
         if any(step.about in SETTERS for step in line if isinstance(step.about, str)):
             others |= {name for kind, name, _ in line if kind == "LOAD_CONST" and isinstance(name, str)}
         if not _TABLES.isdisjoint(step.about for step in target if isinstance(step.about, str)):
             own.add(ANY_OF_SELF)
     if first is not None and not SETTERS.isdisjoint(code.co_names):
-        names = names_set_by_functions(code, first)
-        own |= {ANY_OF_SELF} if names is None else names
+        names = names_set_by_functions(code, first) or ({ANY_OF_SELF}, ())
+        own, others = own.union(names[0]), others.union(names[1])
     return _Names(frozenset(own), frozenset(others), frozenset(held), frozenset(own), frozenset(others))
 
 

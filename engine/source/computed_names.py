@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 from types import CodeType
 
-from engine.source.bindings import bindings, path_of
+from engine.source.bindings import bindings
 from engine.source.function_text import syntax_of
 from engine.source.syntax import nodes_of
 
@@ -24,15 +24,16 @@ _READERS = frozenset(["getattr", "hasattr", "len", "print", *SETTERS])
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def names_set_by_functions(code: CodeType, owner: str) -> frozenset[str] | None:
+def names_set_by_functions(code: CodeType, owner: str) -> tuple[frozenset[str], frozenset[str]] | None:
     """Return the names of attributes that functions such as ``setattr`` set, where the code writes these names out.
 
     Args:
         code: of a function.
-        owner: the variable whose attributes are asked for, and those of the objects that it holds.
+        owner: the variable whose attributes are asked for.
 
     Returns:
-        The names of the variable's own attributes; None where some name cannot be told.
+        The names of the variable's own attributes, and of those of other objects; None where some name cannot be told
+        under which the variable, or something that it holds, gets one.
 
     Example:
         >>> def replace(net, part):
@@ -40,36 +41,51 @@ def names_set_by_functions(code: CodeType, owner: str) -> frozenset[str] | None:
         ...     for name in places:
         ...         if hasattr(net, name):
         ...             setattr(net, name, part)
-        >>> sorted(names_set_by_functions(replace.__code__, "net"))
-        ['body', 'encoder']
+        >>> own, others = names_set_by_functions(replace.__code__, "net")
+        >>> sorted(own), sorted(others)
+        (['body', 'encoder'], [])
     """
     tree = syntax_of(code)
     if tree is None:
         return None
-    own = set[str]()
-    for call in nodes_of(tree, ast.Call):
-        path, name = _target(call, owner)
-        if name is None or path is None or path.partition(".")[0] != owner:
+    own, others = set[str](), set[str]()
+    calls = {call.func: call for call in nodes_of(tree, ast.Call)}
+    for function in nodes_of(tree, ast.Name, ast.Attribute):
+        if (function.id if isinstance(function, ast.Name) else function.attr) not in SETTERS:
             continue
-        texts = set(_texts(name, tree, frozenset()))
-        if None in texts:
+        call = calls.get(function)
+        target = None if call is None else _target(call, owner)
+        if target is None:  # partial(setattr, self)
             return None
-        own |= {text for text in texts if text is not None and path == owner}
-    return frozenset(own)
+        thing, name = target
+        texts, may_be_own = set(_texts(name, tree, frozenset())), _may_be(thing, owner, tree)
+        if None in texts and may_be_own:
+            return None
+        is_own = may_be_own and not isinstance(thing, ast.Attribute)
+        (own if is_own else others).update(text for text in texts if text is not None)
+    return frozenset(own), frozenset(others)
 
 
-def _target(call: ast.Call, owner: str) -> tuple[str | None, ast.expr | None]:
-    """Return the path of the object whose attribute a call sets, and the name of that; None for other calls."""
-    function, args = call.func, [*call.args, None, None]
-    if isinstance(function, ast.Name) and function.id in SETTERS:
-        return None if args[0] is None else path_of(args[0]), args[1]
-    if isinstance(function, ast.Attribute) and function.attr in SETTERS:
-        is_super = isinstance(function.value, ast.Call)
-        bound = owner if is_super else path_of(function.value)
-        if bound is not None and bound.partition(".")[0] == owner:
-            return bound, args[0]
-        return None if args[0] is None else path_of(args[0]), args[1]  # object.__setattr__(self, name, value)
-    return None, None
+def _target(call: ast.Call, owner: str) -> tuple[ast.expr, ast.expr] | None:
+    """Return the object whose attribute a call sets, and the name of the attribute; None where that cannot be told."""
+    function, args = call.func, call.args
+    if any(isinstance(argument, ast.Starred) for argument in args):
+        return None
+    if isinstance(function, ast.Attribute) and len(args) == (2 if function.attr == "__setattr__" else 1):
+        bound = function.value
+        return (ast.Name(owner) if isinstance(bound, ast.Call) else bound), args[0]  # super().__setattr__(name, value)
+    return (args[0], args[1]) if len(args) > 1 else None
+
+
+def _may_be(thing: ast.expr, owner: str, tree: _Function) -> bool:
+    """Whether an expression may be a variable, or something that it holds; what a call returns may be."""
+    root = thing
+    while isinstance(root, (ast.Attribute, ast.Subscript)):
+        root = root.value
+    if not isinstance(root, ast.Name):
+        return True
+    values = (part for binding in bindings(tree).get(root.id, ()) for part in nodes_of(binding.value, ast.Name))
+    return root.id == owner or any(part.id == owner for part in values)
 
 
 def _texts(expr: ast.expr, tree: _Function, inside: frozenset[str]) -> Iterator[str | None]:
