@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 from types import CodeType
 
-from engine.source.bindings import bindings
+from engine.source.bindings import bindings, path_of
 from engine.source.function_text import syntax_of
 from engine.source.syntax import nodes_of
 
@@ -78,14 +78,14 @@ def _target(call: ast.Call, owner: str) -> tuple[ast.expr, ast.expr] | None:
 
 
 def _may_be(thing: ast.expr, owner: str, tree: _Function) -> bool:
-    """Whether an expression may be a variable, or something that it holds; what a call returns may be."""
+    """Whether an expression starts from a variable, or from one that holds nothing but it or its parts."""
     root = thing
-    while isinstance(root, (ast.Attribute, ast.Subscript)):
-        root = root.value
-    if not isinstance(root, ast.Name):
+    while isinstance(root, (ast.Attribute, ast.Subscript, ast.Call)):
+        root = root.func if isinstance(root, ast.Call) else root.value
+    if not isinstance(root, ast.Name) or root.id == owner:
         return True
-    values = (part for binding in bindings(tree).get(root.id, ()) for part in nodes_of(binding.value, ast.Name))
-    return root.id == owner or any(part.id == owner for part in values)
+    values = [binding.value for binding in bindings(tree).get(root.id, ())]
+    return bool(values) and all((path_of(value) or "").partition(".")[0] == owner for value in values)
 
 
 def _texts(expr: ast.expr, tree: _Function, inside: frozenset[str]) -> Iterator[str | None]:
