@@ -19,7 +19,7 @@ from engine.source.argument_flow import Choices
 from engine.source.branches import RESULT
 from engine.source.chosen_calls import Span, chosen_calls
 from engine.source.sizes import booleans_in, numbers_in
-from engine.source.syntax import nodes_of, parents_of
+from engine.source.syntax import nodes_of
 
 __all__ = ["assume_other_numbers"]
 
@@ -41,7 +41,7 @@ def assume_other_numbers(
     for branch in branches:
         choice = branch.branch.nodes[0]
         if isinstance(choice, ast.expr):
-            if _is_plain(choice, branch.code) and not _starts_collection(choice, branch.tree):
+            if _is_plain(choice, branch.code):
                 expressions.add(choice)
                 variables.setdefault(branch.code, set())
                 places[branch.place] = None
@@ -68,15 +68,6 @@ def assume_other_numbers(
                 assumptions.use((v for v in (*node.inputs, *node.outputs) if not v.stored), reason)
                 assumptions.keeping.update(places)
     _assume_beside_ops(modules, dataflow, calls, assumptions, places)
-
-
-def _starts_collection(choice: ast.expr, tree: ast.AST) -> bool:
-    """Whether it is an empty container in the place of None: ``() if collects else None``."""
-    around = parents_of(tree).get(choice)
-    if not (isinstance(choice, (ast.Tuple, ast.List)) and not choice.elts and isinstance(around, ast.IfExp)):
-        return False
-    other = around.orelse if choice is around.body else around.body
-    return isinstance(other, ast.Constant) and other.value is None
 
 
 def _is_plain(value: ast.expr, code: CodeType, own: str = "") -> bool:

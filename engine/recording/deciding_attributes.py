@@ -11,6 +11,7 @@ import functools
 import itertools
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -20,11 +21,14 @@ from engine.program.trees import tensors_in
 from engine.recording.assumptions import Assumptions
 from engine.recording.attributes import Attribute, turning_points
 from engine.recording.entry_recorder import EntryRecorder
+from engine.recording.model_code import codes_of
 from engine.recording.mutable_state import MutableState
 from engine.recording.tested import attributes_tested
 from engine.recording.variants import RecordedWay
+from engine.source.attribute_writes import assigned_anywhere
 from engine.source.branches import Branch
 from engine.source.coverage import CoverageTracer, FunctionCoverage
+from engine.source.function_text import syntax_of
 from engine.source.integers import integers
 from engine.source.omitted_arguments import flags_replaced_by
 from engine.source.outer_reads import OuterRead, outer_reads
@@ -76,7 +80,7 @@ class _Deciding:
         branches: the code, with the coverage of its function.
         conditions: expressions in which it is read.
         names: what it is called in the model: ``encoder.config.is_decoder``.
-        arguments: of methods that it fills in for, and that code takes for true or false: ``encoder.return_dict``.
+        arguments: of methods that it fills in for: ``encoder.return_dict``.
     """
 
     places: list[Attribute | OuterRead] = field(default_factory=list)
@@ -121,27 +125,52 @@ def record_deciding_attributes(
     for group, value in itertools.islice(settings, _MOST_SETTINGS):
         setting = [(place, value) for place in group.places if place.value != value]
         if setting and group.waits():  # where the model rejects it, the code keeps its channels
-            way.at(recorder, setting, functools.partial(_settle_rejected, group, recorder, changing))
+            way.at(recorder, setting, functools.partial(_settle_rejected, group, recorder, modules[""], changing))
 
 
-def _settle_rejected(group: _Deciding, recorder: EntryRecorder, changing: MutableState, error: BaseException) -> None:
+def _settle_rejected(
+    group: _Deciding, recorder: EntryRecorder, model: nn.Module, changing: MutableState, error: BaseException
+) -> None:
     """Let a flag stay as it is at whose other value the results of modules do not fit the code that takes them.
 
-    That code asks a container that was filled in this run for an attribute which it lacks. It does so in every call:
-    code that takes the container otherwise is a branch of its own, if there is any.
+    That code asks a container that was filled in this run for an attribute which it lacks. A flag that code sets, or one
+    that fills in for an argument which code passes, may meet other code in another call.
 
     Args:
         group: the flag.
         recorder: with the run that failed.
+        model: whose code sets flags, and passes arguments.
         changing: learns what stays.
         error: which ended the run.
     """
     if not (isinstance(error, AttributeError) and type(error.obj) in (tuple, list, dict)):
         return
-    is_result = any(map(recorder.has_computed, tensors_in(error.obj)))
-    if is_result and len(group.places) == 1 and type(group.places[0].value) is bool:
-        for name in group.names | (group.arguments if len(group.arguments) == 1 else set()):
+    if not any(map(recorder.has_computed, tensors_in(error.obj))) or len(group.places) != 1:
+        return
+    names = {name.rpartition(".")[2] for name in group.names}
+    is_set = not names.isdisjoint(assigned_anywhere(model))
+    own = {function.function.code for function, _ in group.branches}
+    if type(group.places[0].value) is bool and not is_set and not _passes_any(group.arguments, own, model):
+        for name in group.names:
             changing.settle(name)
+
+
+def _passes_any(arguments: Collection[str], own: Collection[CodeType], model: nn.Module) -> bool:
+    """Whether code of a model passes some of the arguments of its methods by name, or more than one by position.
+
+    Args:
+        arguments: with the modules whose methods they are arguments of: ``encoder.return_dict``.
+        own: code of these methods, which may hand them on.
+        model: the model.
+    """
+    names = {argument.rpartition(".")[2] for argument in arguments}
+    modules = {argument.rpartition(".")[0].rpartition(".")[2] for argument in arguments}
+    trees = (syntax_of(code) for kind in {type(m) for m in model.modules()} for code in codes_of(kind) - set(own))  # type: ignore[arg-type]
+    for call in (call for tree in trees if tree is not None for call in nodes_of(tree, ast.Call)):
+        callee = getattr(call.func, "attr", getattr(call.func, "id", ""))
+        if any(keyword.arg in names for keyword in call.keywords) or (callee in modules and len(call.args) > 1):
+            return True
+    return False
 
 
 def _candidates(

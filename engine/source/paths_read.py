@@ -60,32 +60,22 @@ class NumberRead:
 def parts_read(thing: Any, name: str, branch: Branch, variables: Mapping[str, Any]) -> Any:
     """Return the parts of an object that a branch would read, or the object where that cannot be told.
 
-    No code of the object's class runs. A part that is not there is none: the branch would raise an error, unless code
-    that did not run, either, fills the object otherwise.
+    No code of the object's class runs. A part that is not there is none: the branch would raise an error.
 
     Args:
-        thing: what a variable holds, no tensor.
+        thing: what a variable holds, no tensor and no container.
         name: of the variable.
         branch: a part of a function.
         variables: all of the function's, by name.
     """
-    paths, is_container = _paths(branch).get(name), isinstance(thing, (list, tuple, dict))
-    if not paths or (is_container and not all(map(_has_fixed_place, paths))):
+    paths = _paths(branch).get(name)
+    if not paths:
         return thing
     try:
         parts = [_value_at(path, variables) for path in paths]
     except _UnclearError:
         return thing
-    there = [part for part in parts if part is not _MISSING]
-    return there if is_container else PartsRead(there)
-
-
-def _has_fixed_place(path: ast.expr) -> bool:
-    """Whether the code writes out which item of a container it reads."""
-    while isinstance(path, (ast.Attribute, ast.Subscript)) and not isinstance(path.value, ast.Name):
-        path = path.value
-    index = path.slice if isinstance(path, ast.Subscript) else path
-    return isinstance(index.operand if isinstance(index, ast.UnaryOp) else index, ast.Constant)
+    return PartsRead([part for part in parts if part is not _MISSING])
 
 
 def state_read(branch: Branch, variables: Mapping[str, Any], space: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

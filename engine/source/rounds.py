@@ -31,7 +31,6 @@ Notes = dict[str, list[Any]]
 """Summaries of what variables held, by name."""
 
 _PLAIN = (Tensor, list, tuple, dict, nn.Module, str, int, float, type(None))
-_ITEMS = (list, tuple, dict)
 
 
 @dataclass
@@ -223,8 +222,7 @@ class Rounds:
                     self._note(current.notes, text, held)
                 for name in branch.noted:
                     held = variables.get(name)
-                    if type(held) in _ITEMS or not isinstance(held, _PLAIN):
-                        held = parts_read(held, name, branch, variables)
+                    held = held if isinstance(held, _PLAIN) else parts_read(held, name, branch, variables)
                     self._note_variable(current.notes, variables, name, held)
 
     def leave(self, frame: FrameType, branch: Branch) -> None:

@@ -142,21 +142,3 @@ def test_sizes_that_are_read() -> None:
         branch = Branch(ast.parse(code).body, None, frozenset())
         state = dict(state_read(branch, {"n": size, "s": size**0.5, "y": _H}, {}))
         assert state.keys() == texts and all(isinstance(number, NumberRead) for number in state.values())
-
-
-@pytest.mark.parametrize(
-    ("thing", "code", "parts"),
-    [
-        ((_H, 2), "y = out[0]", [_H]),
-        ((_H,), "y = out[1]", []),
-        ([1, 2, 3], "y = out[-1]", [3]),
-        ({"h": 1, "y": 2}, "z = out['y']", [2]),
-        ({"h": 1}, "z = out['y']", []),
-        ((_H, 2), "y = out[n]", (_H, 2)),
-        ((_H, 2), "y = out[0]; z = f(out)", (_H, 2)),
-        ([1, 2], "out[0] = z", [1, 2]),
-    ],
-)
-def test_items_of_a_container(thing: Any, code: str, parts: Any) -> None:
-    """Those that are read at a place which the code writes out; all of them where it does anything else."""
-    assert _read(thing, code) == parts
