@@ -133,7 +133,7 @@ def _settle_rejected(
 ) -> None:
     """Let a flag stay as it is at whose other value the results of modules do not fit the code that takes them.
 
-    That code asks a container that was filled in this run for an attribute which it lacks. A flag that code sets, or one
+    That code asks a container that was filled in this run for an attribute which it lacks. A flag that code sets, or
     that fills in for an argument which code passes, may meet other code in another call.
 
     Args:
