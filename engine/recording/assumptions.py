@@ -18,6 +18,7 @@ class Assumptions:
         used: values that count as used as a whole, each with the reason, by index.
         varying: values whose numbers are unknown, each with whether its zeros stay zero, by index.
         doubted: numbers among the arguments of ops that may be others, by index of the node.
+        standing_in: groups of values of which each may stand in the place of the others.
         keeping: places of code that did not run and keeps all channels of what it reads.
         notes: messages for the user.
 
@@ -34,7 +35,7 @@ class Assumptions:
     used: dict[int, tuple[Value, str]] = field(default_factory=dict)
     varying: dict[int, tuple[Value, bool]] = field(default_factory=dict)
     doubted: dict[int, tuple[int | float, ...]] = field(default_factory=dict)
-    standing_in: dict[int, Value] = field(default_factory=dict)
+    standing_in: list[tuple[Value, ...]] = field(default_factory=list)
     keeping: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
@@ -66,9 +67,9 @@ class Assumptions:
         """Assume that each of some values may stand in the place of another: its numbers are any, but zeros stay zero.
 
         Args:
-            values: all of the same channels.
+            values: where they turn out not to have the same channels, all of these stay.
         """
-        self.standing_in.update((value.index, value) for value in values)
+        self.standing_in += [tuple(values)] if values else []
         self.vary(values, zeros_stay=True)
 
     def doubt(self, node: Node, numbers: Sequence[int | float]) -> None:

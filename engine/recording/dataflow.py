@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from engine.program.expressions import AttributeOf, leaves
 from engine.program.graph import Node, Value
@@ -86,27 +85,6 @@ class Dataflow:
                 waiting += [v for v in inputs if not aligned or v.shape == value.shape]
                 seen.update(v.index for v in inputs)
         return False
-
-    def origins(self, value: Value) -> frozenset[Any]:
-        """Return which calls in the code compute the channels of a value, behind all ops that keep entries in theirs.
-
-        Args:
-            value: the value; in two runs of the same code it has the same origins.
-        """
-        result, waiting, seen = set[Any](), [value], {value.index}
-        while waiting:
-            inner = waiting.pop()
-            node = None if inner.producer is None else self.nodes[inner.producer]
-            if node is None:
-                result.add(inner.name)
-                continue
-            is_aligned = node.op.rstrip("_") in self.functions.aligned
-            inputs = [v for v in node.inputs if is_aligned and not v.stored and v.shape == value.shape]
-            if not inputs:
-                result.add((node.module, node.op, node.site and (node.site.code, node.site.span)))
-            waiting += [v for v in inputs if v.index not in seen]
-            seen.update(v.index for v in inputs)
-        return frozenset(result)
 
     def is_constant(self, value: Value) -> bool:
         """Whether neither inputs nor parameters determine the numbers in a value."""

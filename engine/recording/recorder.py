@@ -205,7 +205,7 @@ class Recorder(Versions, TorchDispatchMode):
                 self._outputs.append(value)
         self._unsettled = dict.fromkeys(self.others.carried(self._nodes), True)
         self._unsettled |= {value.index: zeros_stay for value, zeros_stay in assumptions.varying.values()}
-        self._standing_in = frozenset(assumptions.standing_in)
+        self._standing_in = tuple(tuple(value.index for value in own) for own in assumptions.standing_in)
         doubted = assumptions.doubted.items()
         self._uncertain |= {index: (*self._uncertain.get(index, ()), *numbers) for index, numbers in doubted}
         self.notes += assumptions.notes

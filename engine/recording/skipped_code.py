@@ -53,20 +53,18 @@ def _read_behind(branch: Branch, tree: ast.FunctionDef | ast.AsyncFunctionDef) -
 
 
 def are_aligned(values: Sequence[Value], dataflow: Dataflow) -> bool:
-    """Whether values have the same channels: computed from one another, as along a residual stream, or in other runs.
+    """Whether values that a run computes from one another have the same channels, as along a residual stream.
 
     Args:
-        values: that a variable held.
+        values: that a variable held; of those that do not follow from one another, nothing is said.
         dataflow: of the recorded ops.
     """
     ordered = sorted(values, key=lambda value: value.index)
-    starts: list[Value] = []
-    for place, value in enumerate(ordered):
-        if not dataflow.follows(value, ordered[:place], aligned=False):
-            starts.append(value)
-        elif not dataflow.follows(value, ordered[:place], aligned=True):
-            return False
-    return len({dataflow.origins(value) for value in starts}) <= 1
+    return all(
+        dataflow.follows(value, ordered[:place], aligned=True)
+        or not dataflow.follows(value, ordered[:place], aligned=False)
+        for place, value in enumerate(ordered)
+    )
 
 
 def before_and_after(

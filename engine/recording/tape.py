@@ -45,7 +45,7 @@ class Tape:
         self._uncertain: dict[int, tuple[int | float, ...]] = {}
         self._guards: list[Guard] = []
         self._unsettled: dict[int, bool] = {}
-        self._standing_in: frozenset[int] = frozenset()
+        self._standing_in: tuple[tuple[int, ...], ...] = ()
         self._written: set[str] = set()
         self._weights: set[tuple[str, str]] = set()
         self._stored: dict[str, Value] = {}

@@ -226,12 +226,24 @@ def only_zeros(structure: Structure, constants: Constants, use: Use) -> Iterator
 
 
 def _standing_in(structure: Structure, constants: Constants) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the slots of values that may stand in the place of others, with their constants, NaN where they vary."""
-    for value in (structure.graph.values[index] for index in structure.graph.standing_in):
-        for dim in range(value.ndim):
-            slots = structure.along(value, dim)
-            if slots is not None:
-                yield slots, constants.along(value, dim)
+    """Yield the slots of values that may stand in the place of others, with their constants, NaN where they vary.
+
+    Where such values have other slots than one another, as two layers compute them, NaN stands for all.
+    """
+    for group in structure.graph.standing_in:
+        values = [structure.graph.values[index] for index in group]
+        for dim in range(max(value.ndim for value in values)):
+            slots = [structure.along(value, dim) if dim < value.ndim else None for value in values]
+            alike = _are_same(slots)
+            for value, own in zip(values, slots, strict=True):
+                if own is not None:
+                    row = constants.along(value, dim)
+                    yield own, row if alike else torch.full_like(row, torch.nan)
+
+
+def _are_same(slots: Sequence[Tensor | None]) -> bool:
+    first = slots[0]
+    return first is not None and all(own is not None and torch.equal(own, first) for own in slots)
 
 
 def refilled(structure: Structure, constants: Constants, use: Use) -> Iterator[tuple[Node, Tensor, Tensor]]:

@@ -72,18 +72,3 @@ def test_a_break_leaves_what_is_read_behind_the_loop(behind: str, expected: set[
     condition = loop.body[-1]
     branch = Branch(condition.body, condition.test, frozenset({4}), skipped=loop.body)
     assert effects_of_skipping(branch, tree, FUNCTIONS).keys() == expected
-
-
-def test_values_of_two_layers_are_not_aligned() -> None:
-    """Unless another run computes both: they have the same origins then."""
-
-    def forward(m: Net, x: torch.Tensor) -> torch.Tensor:
-        return m.head(m.one(x).relu() + m.two(x))
-
-    net = Net(forward, one=nn.Linear(3, 8), two=nn.Linear(3, 8), head=nn.Linear(8, 8))
-    graph = engine.trace(net, torch.zeros(2, 3))
-    dataflow = Dataflow(graph.nodes, graph.values, FUNCTIONS)
-    one, relu, two, total, _ = (node.output for node in graph.nodes)
-    assert not are_aligned([one, two], dataflow) and not are_aligned([relu, two], dataflow)
-    assert are_aligned([one, relu], dataflow) and are_aligned([one, two, total][::2], dataflow)
-    assert dataflow.origins(one) == dataflow.origins(relu) < dataflow.origins(total)
