@@ -54,13 +54,10 @@ class ForwardArguments:
             model,
             self._options,
             Choices(functions_that_choose(model, lambda code: has_place(code, sized)), sized) if sized else None,
-            declared,
         )
         self.code = code_of(type(model).forward)
         self._omitted = {name for name in _omitted(bound) if not declared(name)}
-        self._omitted_elsewhere = (
-            passed_arguments(model, self._omitted, None, declared) if self._omitted else PassedArguments()
-        )
+        self._omitted_elsewhere = passed_arguments(model, self._omitted) if self._omitted else PassedArguments()
 
     def options_of(self, code: CodeType) -> Collection[str]:
         """Return the arguments of a function that the example gives no tensor: those of forward, or what follows them.

@@ -1,13 +1,16 @@
 """Conditions that decide nothing: ``if h.numel() > 2**31: h = h.contiguous()``.
 
 A comparison of channels has to come out the same after a removal, unless both of its outcomes lead to the same numbers.
+A copy does, as long as nothing is written to a tensor in place: what is written to one does not reach the other.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
+from engine.program.graph import Node
+from engine.program.signature import signature
 from engine.source.control_flow import only_reports
 from engine.source.coverage import FunctionCoverage
 from engine.source.effects import Functions
@@ -16,22 +19,35 @@ from engine.source.syntax import nodes_of
 __all__ = ["places_of_idle_conditions"]
 
 
-def places_of_idle_conditions(coverages: Iterable[FunctionCoverage], functions: Functions) -> set[str]:
+def places_of_idle_conditions(
+    coverages: Iterable[FunctionCoverage], nodes: Iterable[Node], functions: Functions
+) -> set[str]:
     """Return the lines of conditions behind which code only copies a tensor, warns or logs, as ``file:line``.
 
     Args:
         coverages: of the functions that ran.
+        nodes: the recorded ops.
         functions: what torch's functions do to the entries of a tensor.
     """
+    copying = frozenset[str]() if any(_writes_in_place(node) for node in nodes) else functions.copying
     read = {(coverage.function.code.co_filename, coverage.function.tree) for coverage in coverages}
-    return {f"{file}:{line}" for file, tree in read for line in _lines(tree, functions)}
+    return {f"{file}:{line}" for file, tree in read for line in _lines(tree, copying)}
 
 
-def _lines(tree: ast.AST, functions: Functions) -> set[int]:
-    """Return the lines of such conditions in a function, without those on which something else stands."""
+def _writes_in_place(node: Node) -> bool:
+    return node.target is None or bool(signature(node.target).writes)
+
+
+def _lines(tree: ast.AST, copying: Collection[str]) -> set[int]:
+    """Return the lines of such conditions in a function, without those on which something else stands.
+
+    Args:
+        tree: syntax of the function.
+        copying: functions that copy a tensor.
+    """
     lines, others = set[int](), set[int]()
     for statement in nodes_of(tree, ast.stmt):
-        is_idle = isinstance(statement, ast.If) and not statement.orelse and _is_idle(statement, functions)
+        is_idle = isinstance(statement, ast.If) and not statement.orelse and _is_idle(statement, copying)
         first: ast.AST = statement.test if isinstance(statement, (ast.If, ast.While)) else statement
         own = range(first.lineno, (first.end_lineno or first.lineno) + 1)  # type: ignore[attr-defined]
         compound = hasattr(statement, "body") and not isinstance(statement, (ast.If, ast.While))
@@ -39,16 +55,16 @@ def _lines(tree: ast.AST, functions: Functions) -> set[int]:
     return lines - others
 
 
-def _is_idle(condition: ast.If, functions: Functions) -> bool:
+def _is_idle(condition: ast.If, copying: Collection[str]) -> bool:
     named = any(isinstance(node, ast.NamedExpr) for node in ast.walk(condition.test))
-    return not named and all(_copies(s, functions) or _reports(s) for s in condition.body)
+    return not named and all(_copies(s, copying) or _reports(s) for s in condition.body)
 
 
 def _reports(statement: ast.stmt) -> bool:
     return only_reports(statement) and not isinstance(statement, (ast.Raise, ast.Assert))
 
 
-def _copies(statement: ast.stmt, functions: Functions) -> bool:
+def _copies(statement: ast.stmt, copying: Collection[str]) -> bool:
     """Whether a variable gets a copy of the tensor that it holds."""
     if not (isinstance(statement, ast.Assign) and len(statement.targets) == 1):
         return False
@@ -56,4 +72,4 @@ def _copies(statement: ast.stmt, functions: Functions) -> bool:
     if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and isinstance(target, ast.Name)):
         return False
     source = call.func.value
-    return call.func.attr in functions.copying and isinstance(source, ast.Name) and source.id == target.id
+    return call.func.attr in copying and isinstance(source, ast.Name) and source.id == target.id

@@ -209,7 +209,7 @@ class Recorder(Versions, TorchDispatchMode):
         doubted = assumptions.doubted.items()
         self._uncertain |= {index: (*self._uncertain.get(index, ()), *numbers) for index, numbers in doubted}
         self.notes += assumptions.notes
-        idle = places_of_idle_conditions(self.coverage.functions.values(), functions)
+        idle = places_of_idle_conditions(self.coverage.functions.values(), self._nodes, functions)
         self._guards = [guard for guard in self._guards if guard.place not in idle]
 
     # ------------------------------------------------------------------ an op

@@ -7,7 +7,7 @@ import builtins
 import functools
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, MethodType
 from typing import Any, TypeVar
@@ -82,19 +82,13 @@ class PassedArguments:
         return own | self.by_owner.get((code, id(None)), frozenset())
 
 
-def passed_arguments(
-    model: nn.Module,
-    arguments: Collection[str],
-    choices: Choices | None = None,
-    declared: Callable[[str], bool] = lambda name: False,
-) -> PassedArguments:
+def passed_arguments(model: nn.Module, arguments: Collection[str], choices: Choices | None = None) -> PassedArguments:
     """Return the arguments of methods and functions that receive arguments of forward, or values that these choose.
 
     Args:
         model: the model; its forward is read, and all modules, methods and functions that this calls.
         arguments: names of arguments of its forward.
         choices: what else is followed.
-        declared: whether an argument of a module's method stays as it is, by its name in the model.
 
     Example:
         >>> class Block(nn.Module):
@@ -109,20 +103,16 @@ def passed_arguments(
         >>> passed_arguments(Net(), {"flag"}).by_code[Block.forward.__code__]
         frozenset({'shuffle'})
     """
-    return read(model, arguments, choices or Choices(), Reader, declared)[1]
+    return read(model, arguments, choices or Choices(), Reader)[1]
 
 
 def read(
-    model: nn.Module,
-    arguments: Collection[str],
-    choices: Choices,
-    kind: type[SomeReader],
-    declared: Callable[[str], bool] = lambda name: False,
+    model: nn.Module, arguments: Collection[str], choices: Choices, kind: type[SomeReader]
 ) -> tuple[list[SomeReader], PassedArguments]:
     """Read the functions that receive arguments of forward, or values that these choose.
 
     Args:
-        model, arguments, choices, declared: as for `passed_arguments`.
+        model, arguments, choices: as for `passed_arguments`.
         kind: class of the readers.
 
     Returns:
@@ -135,7 +125,6 @@ def read(
     seen: set[tuple[CodeType, int, frozenset[str]]] = set()
     known_results: dict[tuple[CodeType, int, frozenset[str]], bool] = {}
     readers: list[SomeReader] = []
-    prefixes = {id(module): f"{name}." for name, module in model.named_modules() if name}
     while waiting:
         function, names = waiting.pop()
         key = function.__code__, id(getattr(function, "__self__", None)), names
@@ -144,9 +133,8 @@ def read(
         if tree is None:
             continue
         readers.append(kind(function, tree, names, known_results, choices))
-        for callee, every in readers[-1].passed():
+        for callee, passed in readers[-1].passed():
             owner = callee.__code__, id(getattr(callee, "__self__", None))
-            passed = frozenset(name for name in every if not declared(prefixes.get(owner[1], "") + name))
             by_code[callee.__code__] |= passed
             by_owner[owner] |= passed
             waiting.append((callee, by_owner[owner]))
