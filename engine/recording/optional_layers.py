@@ -36,6 +36,8 @@ def values_around_optional_layers(
     layers = {name for name, _ in branch.module_calls()}
     if not assigned or not layers or not all(branch.is_module(call.func) for call in calls):
         return []
+    if any(branch.holds_unread(name, stored) for name in assigned):
+        return []
     values = {value.index: value for name in assigned for value in branch.values_of(name, stored)}
     for layer in layers:
         values.update((value.index, value) for value in _before_and_after(layer, dataflow))

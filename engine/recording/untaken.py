@@ -279,8 +279,6 @@ class UntakenBranch:
     def _calls(self) -> Iterator[ast.Call]:
         return (node for node in self.branch.syntax if isinstance(node, ast.Call))
 
-    # ------------------------------------------------------------------ recorded values
-
     def values_read(self, stored: Mapping[str, Value]) -> dict[str, list[Value]]:
         """Return the recorded values that it may read, by variable; other state by its text and a space.
 
@@ -305,6 +303,10 @@ class UntakenBranch:
         """
         names = (name for kind, name in self._seen.get(variable, ()) if kind == "stored")
         return self._recorded_values(variable) + [stored[name] for name in names if name in stored]
+
+    def holds_unread(self, variable: str, stored: Mapping[str, Value]) -> bool:
+        """Whether a variable held a parameter that no op read, so that it has no value in the program."""
+        return any(kind == "stored" and name not in stored for kind, name in self._seen.get(variable, ()))
 
     def _recorded_values(self, variable: str) -> list[Value]:
         values = [v for kind, held in self._seen.get(variable, ()) if kind in _RECORDED for v in held]
@@ -386,8 +388,7 @@ class UntakenBranch:
 
     def attribute(self, node: ast.expr) -> Any:
         """Return what an attribute of the module, or of a part of it, holds."""
-        owner = self.attribute(node.value) if isinstance(node, ast.Attribute) else None
-        if isinstance(node, ast.Attribute) and isinstance(owner, nn.Module):
+        if isinstance(node, ast.Attribute) and isinstance(owner := self.attribute(node.value), nn.Module):
             return getattr(owner, node.attr, None)
         return self._modules[self.owner] if isinstance(node, ast.Name) and node.id == self.self_name else None
 

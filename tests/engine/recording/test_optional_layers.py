@@ -75,6 +75,23 @@ class Continuing(Dropping):
         return self.head(self.norm(h))  # type: ignore[no-any-return]
 
 
+class FromPositions(Dropping):
+    """Where all layers are left out, a parameter goes on that no op reads otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.randn(5, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, T, 3) -> (N, T, 2)."""
+        h, y = self.embed(x), self.positions
+        for layer in self.layers:
+            dropped = self.training and bool(torch.rand([]) < self.layerdrop)
+            if not dropped:
+                y = layer(h)
+        return self.head(y)  # type: ignore[no-any-return]
+
+
 def _compacted(net: nn.Module, x: Tensor) -> tuple[nn.Module, Any]:
     masks = channel_masks(net, seed=1)
     masks = {name: own for name, own in masks.items() if name != "head"}
@@ -123,6 +140,20 @@ def test_layers_that_mix_channels_stay_exact() -> None:
     for model in (reference, small):
         model.train()
         model.layerdrop = 0.5
+    for seed in range(12):
+        torch.manual_seed(seed)
+        expected = run(reference, x)
+        torch.manual_seed(seed)
+        assert relative_error(expected, run(small, x)) <= 1e-9
+
+
+def test_a_parameter_that_no_recording_reads() -> None:
+    """It may go on in the place of what the layers compute, and has all channels."""
+    x, net = torch.randn(2, 5, 3, dtype=torch.float64), randomised(FromPositions())
+    reference, small = _compacted(net, x)
+    for model in (reference, small):
+        model.train()
+        model.layerdrop = 0.7
     for seed in range(12):
         torch.manual_seed(seed)
         expected = run(reference, x)
