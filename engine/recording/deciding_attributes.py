@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from engine.program.expressions import Guard
@@ -41,6 +42,9 @@ _MOST_SETTINGS = 16
 """At how many settings the model is recorded."""
 
 _PLAIN = (bool, int, float, str)
+
+_LIBRARIES = (__name__.partition(".")[0], torch.__name__)
+"""Packages whose layers keep their settings (``batch_first``); those of this one stand in for layers of torch."""
 
 
 class _Candidate(NamedTuple):
@@ -182,7 +186,7 @@ def _candidates(
         pending = [b for b in function.pending() if not (b.skipped or b.computes_nothing)]
         pending = [b for b in pending if places is None or f"{file}:{b.line}" in places]
         module = modules.get(function.owner) if function.is_method and pending else None
-        if module is None:
+        if module is None or type(module).__module__.partition(".")[0] in _LIBRARIES:
             continue
         outside: dict[str, OuterRead] | None = None
         for branch in pending:
