@@ -207,7 +207,7 @@ def _pruned(dense: nn.Module, images: Images, options: argparse.Namespace) -> tu
     kept = [] if options.stream == "pruned" else [n for n, m in dense.named_modules() if writes_stream(n, m)]
     chosen: dict[str, Any] = {"criterion": options.criterion, "scope": options.scope, "samples": options.samples}
     small = prune(dense, batches[0][:2], amount, data=batches, exclude=kept, **chosen)
-    by = "lightning-compress" + (", l2" if options.criterion == "l2" else "")
+    by = "lightning-compress" + ("" if options.criterion == "reconstruction" else f", {options.criterion}")
     by += ", within groups" if options.scope == "group" else ""
     return by + (", stream kept" if kept else ""), small.state_dict()
 

@@ -67,7 +67,7 @@ class Assumptions:
         """Assume that each of some values may stand in the place of another: its numbers are any, but zeros stay zero.
 
         Args:
-            values: where they turn out not to have the same channels, all of these stay.
+            values: where they turn out not to have the same channels, all of them stay.
         """
         self.standing_in += [tuple(values)] if values else []
         self.vary(values, zeros_stay=True)

@@ -37,20 +37,20 @@ def assume_other_numbers(
     """
     expressions: set[ast.AST] = set()
     variables: dict[CodeType, set[str]] = {}
-    places: dict[str, None] = {}
+    places: set[str] = set()
     for branch in branches:
         choice = branch.branch.nodes[0]
         if isinstance(choice, ast.expr):
             if _is_plain(choice, branch.code):
                 expressions.add(choice)
                 variables.setdefault(branch.code, set())
-                places[branch.place] = None
+                places.add(branch.place)
             continue
         for name in {*branch.branch.assigned, RESULT} - {branch.self_name}:
             values = branch.branch.values_of(name)
             if values and not branch.values_of(name, {}) and all(_is_plain(v, branch.code, name) for v in values):
                 variables.setdefault(branch.code, set()).add(name)
-                places[branch.place] = None
+                places.add(branch.place)
     if not variables:
         return
     model = modules[""]

@@ -24,14 +24,14 @@ from engine.recording.attributes import Attribute, turning_points
 from engine.recording.entry_recorder import EntryRecorder
 from engine.recording.model_code import codes_of
 from engine.recording.mutable_state import MutableState
-from engine.recording.tested import attributes_tested
+from engine.recording.tested import attributes_tested, variables_tested
 from engine.recording.variants import RecordedWay
 from engine.source.attribute_writes import assigned_anywhere
 from engine.source.branches import Branch
 from engine.source.coverage import CoverageTracer, FunctionCoverage
 from engine.source.function_text import syntax_of
+from engine.source.instructions import arguments_of
 from engine.source.integers import integers
-from engine.source.omitted_arguments import flags_replaced_by
 from engine.source.outer_reads import OuterRead, outer_reads
 from engine.source.rounds import add_new
 from engine.source.syntax import compares_with_none, nodes_of
@@ -69,10 +69,11 @@ class _Candidate(NamedTuple):
         """Return what the path of an attribute, or an argument of the method, is called in the model."""
         return f"{self.function.owner}.{path}".lstrip(".")
 
-    def flags(self) -> set[str]:
-        """Return what the method's arguments are called in the model that the attribute fills in for."""
-        own, tree = self.function.function.code.co_varnames[0], self.function.function.tree
-        return set(map(self.in_model, flags_replaced_by(tree, f"{own}.{self.path}")))
+    def arguments(self) -> set[str]:
+        """Return what the method's arguments are called in the model on which the condition depends."""
+        own, *arguments = arguments_of(self.function.function.code)
+        tested = variables_tested([self.condition], self.function.function.tree) - {own}
+        return {self.in_model(name) for name in arguments if name in tested}
 
 
 @dataclass
@@ -84,7 +85,7 @@ class _Deciding:
         branches: the code, with the coverage of its function.
         conditions: expressions in which it is read.
         names: what it is called in the model: ``encoder.config.is_decoder``.
-        arguments: of methods that it fills in for: ``encoder.return_dict``.
+        arguments: of methods on which the conditions depend as well: ``encoder.return_dict``.
     """
 
     places: list[Attribute | OuterRead] = field(default_factory=list)
@@ -123,7 +124,7 @@ def record_deciding_attributes(
         group.branches.append((own.function, own.branch))
         group.conditions.append(own.condition)
         group.names.add(own.in_model(own.path))
-        group.arguments |= own.flags()
+        group.arguments |= own.arguments()
     numbers = {(name, key): n for name, module in modules.items() for key, n in integers(module).items()}
     settings = ((group, value) for group in groups.values() for value in _other_values(group, way.guards, numbers))
     for group, value in itertools.islice(settings, _MOST_SETTINGS):
@@ -138,7 +139,7 @@ def _settle_rejected(
     """Let a flag stay as it is at whose other value the results of modules do not fit the code that takes them.
 
     That code asks a container that was filled in this run for an attribute which it lacks. A flag that code sets, or
-    that fills in for an argument which code passes, may meet other code in another call.
+    beside which a condition asks for an argument that code passes, may meet other code in another call.
 
     Args:
         group: the flag.

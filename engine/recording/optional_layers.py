@@ -7,8 +7,7 @@ a residual stream: a layer reads what any layer before it, or none, has computed
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from engine.program.graph import Value
 from engine.recording.dataflow import Dataflow
@@ -56,24 +55,22 @@ def _assigned_by_calls(statements: Sequence[ast.AST]) -> set[str]:
         targets = statement.targets if isinstance(statement, ast.Assign) else []
         if len(targets) != 1 or not isinstance(targets[0], ast.Name):
             return set()
-        source: ast.expr = statement.value  # type: ignore[attr-defined]
-        if not all(isinstance(root, ast.Call) or root.id in assigned for root in _roots(source)):
+        if not _is_result(statement.value, assigned):  # type: ignore[attr-defined]
             return set()
         assigned.add(targets[0].id)
     return assigned
 
 
-def _roots(source: ast.expr) -> Iterator[Any]:
-    """Yield the calls and variables of which an expression takes an item; all else as a name that no variable has."""
+def _is_result(source: ast.expr, assigned: Collection[str]) -> bool:
+    """Whether an expression is a call, or an item of one, or a variable that holds such a result."""
     match source:
         case ast.IfExp(body=body, orelse=orelse):
-            yield from (*_roots(body), *_roots(orelse))
+            return _is_result(body, assigned) and _is_result(orelse, assigned)
         case ast.Subscript(value=value, slice=ast.Constant()):
-            yield from _roots(value)
-        case ast.Call() | ast.Name():
-            yield source
-        case _:
-            yield ast.Name("")
+            return _is_result(value, assigned)
+        case ast.Name(id=name):
+            return name in assigned
+    return isinstance(source, ast.Call)
 
 
 def _before_and_after(layer: str, dataflow: Dataflow) -> Iterator[Value]:

@@ -216,7 +216,8 @@ class _UntakenBranches:
             use_values_around_code(branch.code, self._runs.modules, self._dataflow, self._assumptions, reason)
         for name, effect in branch.effects_of_skipping().items():
             values = branch.values_of(name, self._runs.stored)
-            if effect is Effect.USES and are_aligned(values, self._dataflow):
+            aligned = are_aligned(values, self._dataflow) and not branch.holds_unread(name, self._runs.stored)
+            if effect is Effect.USES and aligned:
                 self._assumptions.stand_in(values)
             elif effect is Effect.USES and values:
                 self._note(self.notes.left_out, branch)
@@ -330,8 +331,7 @@ class _UntakenBranches:
         """Whether the code, or a declaration of the user's, determines that a branch never runs."""
         key = branch.branch, branch.owner, by_user
         if key not in self._fixed:
-            is_fixed = self._is_declared if by_user else self._is_fixed_by_code
-            self._fixed[key] = is_fixed(branch)
+            self._fixed[key] = self._is_declared(branch) if by_user else self._is_fixed_by_code(branch)
         return self._fixed[key]
 
     def _declared_of(self, branch: UntakenBranch) -> Callable[[str], bool]:

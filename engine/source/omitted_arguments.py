@@ -9,13 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from engine.source.bindings import bindings, path_of
+from engine.source.bindings import bindings
 from engine.source.branches import FunctionBranches
 from engine.source.effects import names_read
 from engine.source.instructions import arguments_of
-from engine.source.syntax import compares_with_none, nodes_of, parents_of
 
-__all__ = ["ends_of_numeric_fallbacks", "fallback_variables", "flags_replaced_by", "holds_either", "is_filled"]
+__all__ = ["ends_of_numeric_fallbacks", "fallback_variables", "holds_either", "is_filled"]
 
 _CHOICES = (ast.IfExp, ast.BoolOp)
 _OPERATIONS = (ast.BinOp, ast.Call, ast.AugAssign, ast.UnaryOp, ast.Compare)
@@ -69,55 +68,6 @@ def holds_either(tree: ast.AST, variable: str, argument: str) -> bool:
     own = (b.value for b in bindings(tree).get(variable, ()))
     values = [value for value in own if argument in names_read(value)]
     return variable == argument or any(not isinstance(value, (ast.BinOp, ast.Call)) for value in values)
-
-
-@functools.cache
-def flags_replaced_by(tree: ast.FunctionDef | ast.AsyncFunctionDef, path: str) -> frozenset[str]:
-    """Return the arguments that an attribute replaces where they are None, and that the function uses as flags.
-
-    Args:
-        tree: syntax of a function.
-        path: of the attribute.
-
-    Example:
-        >>> code = "def f(self, a=None, b=None):\\n  a = a if a is not None else self.a\\n  if not a: return g(b, a=a)"
-        >>> flags_replaced_by(ast.parse(code).body[0], "self.a"), flags_replaced_by(ast.parse(code).body[0], "self.b")
-        (frozenset({'a'}), frozenset())
-    """
-    around, flags = parents_of(tree), set[str]()
-    for name in (argument.arg for argument in (*tree.args.args, *tree.args.kwonlyargs)):
-        values = [binding.value for binding in bindings(tree).get(name, ())]
-        if values and all(path_of(_replacement(value, name)) == path for value in values):
-            reads = (n for n in nodes_of(tree, ast.Name) if n.id == name and isinstance(n.ctx, ast.Load))
-            flags |= {name} if all(_is_flag(read, around) for read in reads) else set()
-    return frozenset(flags)
-
-
-def _replacement(value: ast.expr, argument: str) -> ast.expr:
-    """Return what an expression is where an argument is None; the expression itself where it does not ask for that."""
-    if not (isinstance(value, ast.IfExp) and isinstance(value.test, ast.Compare) and compares_with_none(value.test)):
-        return value
-    is_none = isinstance(value.test.ops[0], ast.Is)
-    kept, other = (value.orelse, value.body) if is_none else (value.body, value.orelse)
-    return other if path_of(kept) == path_of(value.test.left) == argument else value
-
-
-def _is_flag(read: ast.Name, around: Mapping[ast.AST, ast.AST]) -> bool:
-    """Whether a variable is read to decide something, to replace it where it is None, or to pass it on by its name."""
-    node: ast.AST = read
-    parent = around.get(node)
-    while isinstance(parent, ast.BoolOp) or (isinstance(parent, ast.UnaryOp) and isinstance(parent.op, ast.Not)):
-        node, parent = parent, around.get(parent)
-    match parent:
-        case ast.Compare():
-            return compares_with_none(parent)
-        case ast.IfExp():
-            return node is parent.test or _replacement(parent, read.id) is not parent
-        case ast.If() | ast.While():
-            return node is parent.test
-        case ast.keyword():
-            return parent.arg == read.id
-    return False
 
 
 @functools.cache

@@ -120,6 +120,28 @@ class _Instead(_Layers):
         return self.leave(z)
 
 
+class _InsteadOfAParameter(_Layers):
+    """The same with a parameter that no op reads at the example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> Any:
+        z: Tensor = self.start
+        if x.is_contiguous():
+            z = self.enter(x).relu()
+        return self.leave(z)
+
+
+class _InsteadOfANewTensor(_Layers):
+    def forward(self, x: Tensor) -> Any:
+        z = torch.ones(8, dtype=x.dtype)
+        if x.is_contiguous():
+            z = self.enter(x).relu()
+        return self.leave(z)
+
+
 class _Conditioned(_Layers):
     """An embedding that is added on demand, as that of a time step in diffusion models."""
 
@@ -238,6 +260,8 @@ TRAPS = [
     _trap("a shift that is skipped", "if x.is_contiguous(): x = x + 1", _Shifted),
     _trap("a scale that is skipped", "if scale is not None: x = x * self.gamma", _Scaled, masks=_by_scale),
     _trap("a value that another one replaces at the example", "z = skip(x); if use: z = block(x)", _Instead),
+    _trap("a parameter that a value replaces at the example", "z = self.token; if use: z = f(x)", _InsteadOfAParameter),
+    _trap("a new tensor that a value replaces at the example", "z = ones(8); if use: z = f(x)", _InsteadOfANewTensor),
     _trap(
         "an embedding that is skipped", "diffusers: if temb is not None: h = h + temb", _Conditioned, shrinks="repaired"
     ),
@@ -281,6 +305,10 @@ def _all_aligned(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(keep, "_are_same", lambda slots: True)
 
 
+def _all_read(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(untaken.UntakenBranch, "holds_unread", lambda self, variable, stored: False)
+
+
 def _none_standing_in(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(keep, "_standing_in", lambda structure, constants: ())
 
@@ -309,6 +337,7 @@ ABLATIONS = [
         "a value that another one replaces at the example",
         True,
     ),
+    Ablation("a tensor that no op read may go on", _all_read, "a parameter that a value replaces at the example", True),
     Ablation("what is in front of a scale has to be zero as well", _none_standing_in, "a scale that is skipped"),
     Ablation("a variable holds another value in another round", _no_rounds, "a loop that passes on what it has", True),
 ]
