@@ -305,8 +305,8 @@ class UntakenBranch:
         return self._recorded_values(variable) + [stored[name] for name in names if name in stored]
 
     def holds_unread(self, variable: str, stored: Mapping[str, Value]) -> bool:
-        """Whether a variable held something that has no value in the program, such as a parameter that no op read."""
-        return any(k == "other" or (k == "stored" and n not in stored) for k, n in self._seen.get(variable, ()))
+        """Whether a variable held a tensor that no op read, which has no value in the program."""
+        return any(k == "unread" or (k == "stored" and n not in stored) for k, n in self._seen.get(variable, ()))
 
     def _recorded_values(self, variable: str) -> list[Value]:
         values = [v for kind, held in self._seen.get(variable, ()) if kind in _RECORDED for v in held]

@@ -51,7 +51,7 @@ class _Home:
     parent: int | None = None
 
 
-_OTHER = ("other", None)
+_OTHER, _UNREAD = ("other", None), ("unread", None)
 _MOST_ITEMS = 64
 """How many tensors in a container are looked at where an item is picked."""
 
@@ -145,7 +145,10 @@ class Versions(Tape):
         return value
 
     def _kept(self, held: Any) -> Any:
-        """Return what of a variable matters to code that does not run: values, a module, None, or something else."""
+        """Return what of a variable matters to code that does not run.
+
+        That is values, a module, None, tensors that no op has read, or something else.
+        """
         if held is None:
             return "none", None
         if isinstance(held, nn.Module):
@@ -156,7 +159,9 @@ class Versions(Tape):
             return "inside", held.values
         kind, tensors = tensors_of_variable(held)
         current = [id(t) for t in tensors if id(t) in self._current]
-        return (kind, tuple(map(self._refresh, current))) if current else _OTHER
+        if current:
+            return kind, tuple(map(self._refresh, current))
+        return _UNREAD if tensors else _OTHER
 
     def _contents(self, held: Any) -> tuple[Value, ...] | None:
         """Return the values that a container holds; None where it holds anything else, or too many to look at."""
