@@ -260,7 +260,7 @@ def _record_ways(
     for situation in situations:
         mark = recorder.mark()
         try:
-            run_in(situation, ("data", "sizes"), "train")
+            run_in(situation, ("data", "sizes"), "train" if situation.train else None)
             way = _way_of(run_in, situation, *recorder.since(mark), recorder.left(mark))
             ways.append((situation, way))
             taken = recorder.data_decisions.taken

@@ -27,11 +27,21 @@ class _Drawing(nn.Module):
         return self.leave(self.step(self.enter(x).relu()))
 
 
-def _seeded(seed: int) -> Use:
+class _DrawingWithGradients(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave, self.second = nn.Linear(8, 8), nn.Linear(8, 3), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.enter(x)
+        return self.second(h + torch.rand(())) if torch.is_grad_enabled() else self.leave(h)
+
+
+def _seeded(seed: int, gradients: bool = False) -> Use:
     def use(model: nn.Module) -> Any:
         x = torch.randn(4, 8, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
         torch.manual_seed(seed)
-        with torch.no_grad():
+        with torch.set_grad_enabled(gradients):
             return model.eval()(x)
 
     return use
@@ -67,6 +77,13 @@ TRAPS = [
     _trap("dropout of a number, always on", "Monte Carlo dropout", lambda h: h + F.dropout(torch.ones(1), 0.5, True)),
     _trap("a branch by what is drawn", "stochastic depth at test time", _skipped),
     _trap("a function by what is drawn", "a random augmentation in forward", _chosen),
+    Trap(
+        "a number that is drawn with gradients",
+        "noise in an adversarial attack on a network in eval mode: if torch.is_grad_enabled()",
+        _DrawingWithGradients,
+        lambda model: torch.zeros(4, 8).double(),
+        [_seeded(seed, gradients=True) for seed in range(5)],
+    ),
 ]
 
 
