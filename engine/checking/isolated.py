@@ -15,7 +15,7 @@ from engine.program.graph import Graph, Node, Value
 from engine.program.signature import signature
 from engine.program.trees import tensors_in
 from engine.recording.opaque_modules import storage_of
-from engine.recording.recorder import WRITE
+from engine.recording.versions import WRITE
 from engine.rule import Demand
 from engine.tracer import trace
 

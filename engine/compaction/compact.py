@@ -28,7 +28,7 @@ from engine.source.integers import with_integers
 from engine.surgery.exchange import Change, Replace, Undo
 from engine.surgery.kinds import exchanges_from
 
-__all__ = ["Compaction", "OptimizerLike", "compacted", "renew", "separate", "stored_tensors"]
+__all__ = ["Compaction", "OptimizerLike", "compacted", "renew", "separate"]
 
 OptimizerLike = Optimizer | Sequence[Optimizer] | None
 

@@ -171,7 +171,7 @@ class _Fitting:
     def _find_readers(self) -> Iterator[Reader]:
         structure = structure_of(self._graph)
         constants = Constants(self._graph, structure.rules, self._masked.outline(), self._masks)
-        group_of = _group_names(structure, self._model)
+        group_of = _group_names(structure)
         users = structure.graph.users()
         for consumer in consumers(structure, constants, Use(structure, constants)):
             if consumer.node.path != "eval":
@@ -382,7 +382,7 @@ class _Fitting:
         return report
 
 
-def _group_names(structure: Structure, model: nn.Module) -> Any:
+def _group_names(structure: Structure) -> Any:
     names: dict[int, str] = {}
     for group in groups_of(structure, ()):
         names.update(dict.fromkeys(group.slots.tolist(), group.name))

@@ -17,8 +17,9 @@ from engine.program.expressions import AttributeOf, evaluate
 from engine.program.graph import Graph, Node, Value, walk_values
 from engine.program.trees import map_tensors, tensors_in
 from engine.recording.inputs import call_model
-from engine.recording.recorder import MODULE, WRITE
+from engine.recording.recorder import MODULE
 from engine.recording.tensor_backup import unwritten
+from engine.recording.versions import WRITE
 from engine.source.sizes import numbers_in
 from engine.surgery.kinds.norms import WideNorm, wide_norms
 

@@ -15,7 +15,7 @@ from engine.ops import shape, slicing
 from engine.ops.shape import through
 from engine.program.arrays import support, uniform
 from engine.program.graph import Node, Value
-from engine.recording.recorder import WRITE
+from engine.recording.versions import WRITE
 from engine.rule import Rule, Sample
 
 __all__ = ["RULES"]

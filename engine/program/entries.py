@@ -14,7 +14,7 @@ from engine.errors import InputError
 __all__ = ["PATHS", "Entry", "entries_of"]
 
 PATHS = ("eval", "train", "other", "train, other")
-"""Names of the runs of forward itself."""
+"""Paths of forward itself; all other paths are names of entries."""
 
 
 @dataclass(frozen=True, eq=False)

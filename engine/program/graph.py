@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from engine import html
 from engine.errors import EngineError, RuleError, StaleGraphError, TraceError
-from engine.program.entries import Entry
+from engine.program.entries import PATHS, Entry
 from engine.program.stored import stored_tensors
 
 __all__ = ["Graph", "Node", "Origin", "Value", "map_values", "rule_errors", "walk_values"]
@@ -87,10 +87,6 @@ class Value:
         return f"%{self.index}{'' if self.name is None else ':' + self.name}{list(self.shape)}"
 
 
-_PATHS_OF_MODEL = ("eval", "train", "other", "train, other")
-"""Paths of the model itself; others are names of entries."""
-
-
 @dataclass(frozen=True, eq=False)
 class Node:
     """One call of an op.
@@ -148,7 +144,7 @@ class Node:
         return self.outputs[0]
 
     def __repr__(self) -> str:
-        entry = "" if self.path in _PATHS_OF_MODEL else f" of {self.path!r}"
+        entry = "" if self.path in PATHS else f" of {self.path!r}"
         place = f" in {self.module!r}" if self.module else entry
         return f"{self.op}{place}{' (' + self.location + ')' if self.location else ''}"
 

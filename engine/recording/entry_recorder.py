@@ -12,11 +12,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from engine.errors import TraceError
 from engine.program.entries import Entry
+from engine.program.signature import Signature
 from engine.program.trees import map_tensors, tensors_in
 from engine.recording.fakes import Fakes
 from engine.recording.gradients import GRADIENT, GradientRequests
 from engine.recording.mutable_state import MutableState
-from engine.recording.recorder import Recorder, Signature
+from engine.recording.recorder import Recorder
 from engine.recording.tensor_backup import TensorBackup
 
 __all__ = ["EntryRecorder", "TooLargeError"]

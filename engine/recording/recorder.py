@@ -31,13 +31,13 @@ from engine.recording.recorded_runs import RecordedRuns
 from engine.recording.run_length import RunLength
 from engine.recording.tensor_backup import TensorBackup
 from engine.recording.unreached import assumptions_about_unreached_code
-from engine.recording.versions import WRITE, Versions
+from engine.recording.versions import Versions
 from engine.source.coverage import CoverageTracer
 from engine.source.effects import Functions
 from engine.source.provenance import METADATA_FUNCTIONS, QUERY_PREFIXES, Provenance
 from engine.source.sizes import numbers_in
 
-__all__ = ["MODULE", "WRITE", "Recorder", "Signature", "signature"]
+__all__ = ["MODULE", "Recorder"]
 
 MODULE = "engine::module"
 

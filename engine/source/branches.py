@@ -211,7 +211,7 @@ class FunctionBranches:
             if isinstance(part, ast.expr)
         }
         self._loops = bodies_of_loops(tree)
-        self._nodes = list(self._branches_of_block(tree.body, None))
+        self._nodes = list(self._branches_of_block(tree.body))
         self.branches: list[Branch] = []
         self._of_conditions: list[Branch] = []
         self.decided_on: dict[int, list[Branch]] = {}
@@ -328,7 +328,7 @@ class FunctionBranches:
         other = other_operand(whole, nodes[0], statement)
         return _Node(Branch(nodes, test, offsets, is_condition, *place, False, skipped, earlier=earlier, instead=other))
 
-    def _branches_of_block(self, block: Sequence[ast.stmt], test: ast.AST | None) -> Iterator[_Node]:
+    def _branches_of_block(self, block: Sequence[ast.stmt]) -> Iterator[_Node]:
         """Yield the branches in a block; all statements after one that may leave the block are a branch, too."""
         for place, statement in enumerate(block):
             yield from self._branches_in(statement)
@@ -336,7 +336,7 @@ class FunctionBranches:
             if rest:
                 node = self._branch(rest, statement)
                 if node is not None:
-                    node.inner = list(self._branches_of_block(rest, None))
+                    node.inner = list(self._branches_of_block(rest))
                     yield node
                     return
 
@@ -373,7 +373,7 @@ class FunctionBranches:
             node = self._branch(nodes, test, is_condition, statement)
             if node is not None:
                 node.inner = list(
-                    self._branches_of_block(block, None)
+                    self._branches_of_block(block)
                     if isinstance(block, list)
                     else self._branches_in(block, is_condition)
                 )
@@ -381,7 +381,7 @@ class FunctionBranches:
         yield from self._interrupted(swallows_errors(statement))
         for child in unconditional_parts(statement):
             if isinstance(child, ast.stmt):
-                yield from self._branches_of_block([child], None)
+                yield from self._branches_of_block([child])
             else:
                 goes_on = is_condition and isinstance(statement, (ast.BoolOp, ast.UnaryOp))  # others have values
                 yield from self._branches_in(child, goes_on or child is getattr(statement, "test", None))

@@ -81,7 +81,7 @@ def passed_argument(name: str, frame: FrameType) -> PassedArgument | None:
     call = None if caller is None else expression_at(caller.f_code, caller.f_lasti)
     if function is None or caller is None or not isinstance(call, ast.Call):
         return None
-    skipped = _skipped_arguments(_held(call.func, caller), call, frame.f_code, of_module)
+    skipped = _skipped_arguments(_held(call.func, caller), frame.f_code, of_module)
     if skipped is None:
         return None
     if any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords):
@@ -92,8 +92,8 @@ def passed_argument(name: str, frame: FrameType) -> PassedArgument | None:
     return PassedArgument(caller, passed.get(name))
 
 
-def _skipped_arguments(called: Any, call: ast.Call, code: CodeType, of_module: bool) -> int | None:
-    """Return how many arguments of a function a call passes by itself; None where it calls something else."""
+def _skipped_arguments(called: Any, code: CodeType, of_module: bool) -> int | None:
+    """Return the number of arguments that are bound already (``self``); None if something else is called."""
     if of_module:
         if not isinstance(called, nn.Module) or _has_hooks_before(called):
             return None

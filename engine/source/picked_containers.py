@@ -46,7 +46,7 @@ def container_of(pick: ast.AST, tree: ast.AST) -> str | None:
         if isinstance(around, _LATER) and around is not tree:
             return None
     lines = range(pick.lineno, (pick.end_lineno or pick.lineno) + 1)
-    if any(call.lineno in lines and _may_fill(call, pick, tree) for call in nodes_of(tree, ast.Call)):
+    if any(call.lineno in lines and _may_fill(call, pick) for call in nodes_of(tree, ast.Call)):
         return None
     for other in nodes_of(tree, ast.Name):
         if other.id == name and other.lineno in lines:
@@ -57,10 +57,10 @@ def container_of(pick: ast.AST, tree: ast.AST) -> str | None:
     return name
 
 
-def _may_fill(call: ast.Call, pick: ast.AST, tree: ast.AST) -> bool:
-    """Whether a call on the lines of a pick may run before it and change what a container holds, under another name.
+def _may_fill(call: ast.Call, pick: ast.AST) -> bool:
+    """Whether a call on the lines of a pick may run before it and change the container, under another name.
 
-    What gets the item runs behind the pick, and functions of Python that compute numbers change nothing.
+    Whatever receives the item runs after the pick, and Python functions that compute numbers change nothing.
     """
     if call is pick or pick in nodes_of(call) or getattr(call.func, "id", "") in _HARMLESS:
         return False

@@ -195,9 +195,9 @@ def _decided(expr: Apply, outcome: bool) -> bool:
     return outcome if place is None else RECORDINGS[-1].decide(expr, outcome, place)
 
 
-def note_exact_values(numbers: Iterable[Any], depth: int = 2) -> None:
-    """Note that the caller's caller uses the present values of numbers in a form that is not tracked."""
-    place = _place(depth)
+def note_exact_values(numbers: Iterable[Any]) -> None:
+    """Note that the caller's caller uses the current values of numbers in an untracked form."""
+    place = _place(2)
     if place is None:
         return
     for number in numbers:

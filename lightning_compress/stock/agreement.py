@@ -264,7 +264,7 @@ class _Reached(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def check_reached(stock: nn.Module, search: Search, values: Values, example: Any) -> None:
+def check_reached(stock: nn.Module, search: Search, example: Any) -> None:
     """Check that the comparison used all narrowed parameters.
 
     Raises:

@@ -152,7 +152,7 @@ def best_fit(
         explain.refuse_numbers(search, chosen, fit, norms, form)
     if fit.shared and not fit.error <= tolerance:
         explain.refuse_shared(fit.shared, fit.error, norms, form)
-    check_reached(fit.stock, search, chosen, example)
+    check_reached(fit.stock, search, example)
     return fit, chosen
 
 

@@ -56,6 +56,7 @@ _CONTEXTS = {
     "predict_step": "predict_step_context",
 }
 _MOVING = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+_MOST_SAMPLES = 8
 _OF_EVERY_MODULE = frozenset(name for kind in LIGHTNING_MODULES for name in vars(kind()))
 
 Drawn = tuple[Any, ...]
@@ -183,12 +184,12 @@ def _is_own(source: Any, name: str) -> bool:
     return method is not None and not method.__module__.startswith(("pytorch_lightning.", "lightning."))
 
 
-def _few(batch: Any, most: int = 8) -> Any:
-    """The first samples of a batch, which are enough to verify with."""
+def _few(batch: Any) -> Any:
+    """Return the first samples of a batch, which are enough to verify with."""
     sizes: list[int] = []
     apply_to_collection(batch, Tensor, lambda tensor: sizes.extend(tensor.shape[:1]))
     size = max(sizes, default=0)
-    return apply_to_collection(batch, Tensor, lambda t: t[:most] if t.ndim and t.shape[0] == size else t)
+    return apply_to_collection(batch, Tensor, lambda t: t[:_MOST_SAMPLES] if t.ndim and t.shape[0] == size else t)
 
 
 # ---------------------------------------------------------------- a step

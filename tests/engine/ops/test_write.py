@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import engine
-from engine.recording.recorder import WRITE
+from engine.recording.versions import WRITE
 from tests.engine.exactness import KINDS, check_exact, randomised
 from tests.engine.nets import Net, constants_of, dead, image
 from tests.engine.ops.brute import check_labels, check_use, labels_of, stems

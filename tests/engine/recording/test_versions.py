@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import engine
-from engine.recording.recorder import WRITE
+from engine.recording.versions import WRITE
 from tests.engine.exactness import KINDS, check_exact, randomised
 from tests.engine.nets import Net, dead, image
 

@@ -140,7 +140,7 @@ def test_what_the_inputs_do_not_reach_is_named() -> None:
     """Nothing shows that it computes the same."""
     search = Search(FORM.build, {("width",): 4}, look_at(Model(2)))
     with pytest.raises(InputError, match=r"do not use 'other\.weight'"):
-        check_reached(Model(2), search, {("width",): 2}, {"words": WORDS})
+        check_reached(Model(2), search, {"words": WORDS})
 
 
 def test_modes_come_back() -> None:
