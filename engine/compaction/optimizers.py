@@ -54,15 +54,15 @@ def check_entrywise(optimizer: Optimizer, group: Mapping[str, Any], ndim: int, n
             error = max(_difference(type(optimizer), group, ndim, scale) for scale in _SCALES)
         except Exception as failure:  # of any kind: it is the optimizer's own code
             raise PlanError(
-                f"{kind} cannot be tried on a small parameter ({type(failure).__name__}: {failure}), so nobody knows "
-                f"whether it would train on as with masks once {name!r} is smaller. Compact after training, or use "
+                f"{kind} cannot be tested on a small parameter ({type(failure).__name__}: {failure}), so it is unknown "
+                f"whether it would train as with masks once {name!r} is smaller. Compact after training, or use "
                 "another optimizer."
             ) from failure
     if not error <= _TOLERANCE:
         raise PlanError(
-            f"{kind} updates an entry of a parameter by what the others are: with {name!r} smaller it would train on "
-            f"otherwise than with masks (tried on a small parameter, by {error:.1e}). Compact after training, or use "
-            "an optimizer that treats each entry alone, as SGD and Adam do."
+            f"{kind} updates an entry of a parameter depending on the other entries, so with a smaller {name!r} it "
+            f"would train differently than with masks (by {error:.1e}, tested on a small parameter). Compact after "
+            "training, or use an optimizer that treats each entry separately, as SGD and Adam do."
         )
 
 

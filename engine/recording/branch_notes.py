@@ -26,7 +26,7 @@ class BranchNotes:
         >>> notes.read["net.py:7"] = None
         >>> notes.options["embed"] = None
         >>> notes.messages()[1]  # doctest: +ELLIPSIS
-        "Such code depends on arguments of the model: embed. Where they stay as in the example, declare them: ..."
+        "Such code depends on these arguments of the model: embed. If they never change, declare them: ..."
     """
 
     def __init__(self) -> None:
@@ -41,18 +41,18 @@ class BranchNotes:
         if self.read:
             places = listed(map(shown_place, self.read))
             messages.append(
-                f"Code that did not run, or only in some rounds, whose inputs keep all channels: {places}. {_ADVICE}"
+                f"Code that did not run, or only in some rounds; its inputs keep all channels: {places}. {_ADVICE}"
             )
         if self.left_out:
             places = listed(map(shown_place, self.left_out))
             messages.append(
-                f"Conditions that may not hold, or in other rounds; both of their sides keep all channels: {places}. "
+                f"Conditions that may be false in another call or round; both sides keep all channels: {places}. "
                 f"{_ADVICE}"
             )
         if self.options and (self.read or self.left_out):
             messages.append(
-                f"Such code depends on arguments of the model: {listed(self.options)}. Where they stay as in the "
-                f"example, declare them: `constants={list(self.options)[:_MOST_NAMES]}`."
+                f"Such code depends on these arguments of the model: {listed(self.options)}. If they never change, "
+                f"declare them: `constants={list(self.options)[:_MOST_NAMES]}`."
             )
         if others := [shown_place(place) for place in self.not_analyzed if place not in self.read]:
             messages.append(f"Code that did not run and was not analyzed: {listed(others)}. {_ADVICE}")

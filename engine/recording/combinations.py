@@ -1,9 +1,9 @@
-"""Conditions that matter only together: a run that evaluates code for the first time is the start of further ones.
+"""Conditions that matter only in combination: each run that reaches new code is the start of further runs.
 
-In ``if refine and self.training`` the mode is asked for only where the argument is true, and neither alone runs the
-branch. Each run that gets further in a condition is therefore the start of others: in train mode, with other answers
-to its decisions on data, at other sizes, with other arguments, attributes and values outside of the model, as far as
-the code that ran there for the first time names them.
+In ``if refine and self.training`` the mode is read only if the argument is true, and neither alone runs the branch.
+Each run that evaluates more of a condition is therefore the start of others: in train mode, with other answers to its
+decisions on data, at other sizes, and with other values of the arguments, attributes and values outside the model that
+the newly reached code names.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from engine.recording.variants import attempt, record_arguments, record_data_dec
 __all__ = ["Combinations", "Situation"]
 
 _MOST_STARTS, _MOST_OPS = 24, 20_000
-"""How many runs may be the start of others, and after how many ops no further one is."""
+"""Maximum number of runs from which others start, and the budget of ops for all of these runs."""
 
 _LEAST = 4  # times the ops of the run on the example
 _MODE = "training"
@@ -38,13 +38,13 @@ _MODE = "training"
 
 @dataclass(frozen=True)
 class Situation:
-    """In what a run differs from that on the example.
+    """How a run differs from the run on the example.
 
     Attributes:
-        args, kwargs: what the model is called with.
+        args, kwargs: arguments of the call.
         train: modules in train mode.
-        setting: values of attributes, and of what lies outside of the model.
-        switch: the function of torch that gives the other answer.
+        setting: values of attributes, and of values outside the model.
+        switch: the function of torch that returns the other answer; None if all tell the truth.
         answers: other answers to decisions on data.
     """
 
@@ -58,15 +58,15 @@ class Situation:
 
 @dataclass(frozen=True)
 class _Start:
-    """A run that asked something new.
+    """A run that evaluated something new.
 
     Attributes:
         situation: in which it ran.
         nodes, guards, outputs: of the run.
-        names: in the code that ran there for the first time, as far as they are something that may be turned.
-        decisions: on data, at places that had not decided.
-        sizes: decisions by sizes that are new.
-        asking: modules that asked for their mode, and had not.
+        names: names in the code that this run was the first to reach, of whatever can have another value.
+        decisions: decisions on data at new places.
+        sizes: new decisions by sizes.
+        asking: modules that read their mode for the first time.
         outer: values outside of the model.
     """
 
@@ -82,18 +82,18 @@ class _Start:
 
 
 class Combinations:
-    """Collects the runs in which code asks something that it had not asked, and records what else comes out there.
+    """Collects the runs in which code evaluates something new, and records the other outcomes there.
 
     Args:
         recorder: of all runs.
-        run: runs the model in a situation; what is turned anyway there follows.
+        run: runs the model in a situation; a second argument names what is varied elsewhere (see `note`).
         model: the model.
-        asked: identities of the modules that have asked for their mode; it grows meanwhile.
+        asked: identities of the modules that have read their mode; it grows as the model runs.
         arguments: of the example.
         settings: attributes that code sets.
         outer: values outside of the model.
         dynamic_dims: as for `engine.trace`.
-        drops: whether a call only drops entries at random.
+        drops: returns whether a call only drops entries at random.
     """
 
     def __init__(
@@ -119,10 +119,10 @@ class Combinations:
         self._remaining = 0
 
     def begin(self) -> tuple[frozenset[int], list[OuterValue]]:
-        """Say that the run on the example has ended: what it asks is turned anyway.
+        """Note that the run on the example has ended: whatever it evaluates is varied elsewhere.
 
         Returns:
-            The modules that asked for their mode, and the values outside of the model that it read.
+            The modules that read their mode, and the values outside the model that it read.
         """
         self._recorder.coverage.take_names()
         self._places |= {decision.place for decision in self._recorder.data_decisions.taken}
@@ -135,7 +135,7 @@ class Combinations:
         Args:
             situation: in which it ran.
             mark: the place in the recording where it begins.
-            turned: what is turned anyway: "data", "sizes".
+            turned: what is varied elsewhere: "data", "sizes".
         """
         recorder = self._recorder
         nodes, guards = recorder.since(mark)
@@ -164,11 +164,11 @@ class Combinations:
             self._starts.append(start)
 
     def record(self, in_train_mode: Callable[[Collection[int]], list[nn.Module]], ops: int) -> list[str]:
-        """Record what else comes out in those runs, and in those that follow from them.
+        """Record the other outcomes in those runs, and in the runs that follow from them.
 
         Args:
-            in_train_mode: returns the modules in train mode, of the identities of those that ask; none if nothing but
-                single entries changes then.
+            in_train_mode: returns the modules to run in train mode, given the identities of those that read their mode;
+                none if train mode only changes single entries.
             ops: number of ops in the run on the example.
 
         Returns:
@@ -187,8 +187,8 @@ class Combinations:
             notes += record_data_decisions(self._recorder, again, start.decisions, start.nodes, start.situation.answers)
         if self._starts:
             notes.append(
-                f"{len(self._starts)} further runs evaluate conditions that no other run evaluates; how these come out "
-                "otherwise was not recorded."
+                f"{len(self._starts)} further runs reach conditions that no other run reaches; the other outcomes of "
+                "these were not recorded."
             )
         return notes
 
@@ -229,7 +229,7 @@ class Combinations:
         self._outer.record(accepts, start.outer)
 
     def _try(self, situation: Situation, start: _Start) -> bool:
-        """Record a run, and keep it if it differs from the one that it starts from; return whether the model ran."""
+        """Record a run, and keep it if it differs from its start; return whether the model ran."""
         recorder, in_train_mode = self._recorder, list(self._in_train_mode)
         mark = attempt(recorder, functools.partial(self._run, situation))
         if mark is None:
@@ -245,6 +245,6 @@ class Combinations:
         return True
 
     def _repeats(self, nodes: Sequence[Node], others: Sequence[Node]) -> bool:
-        """Whether two runs differ in nothing but entries that are dropped at random."""
+        """Whether two runs are the same apart from entries that are dropped at random."""
         one, other = ([node for node in run if not self._drops(node)] for run in (nodes, others))
         return repeats(one, other, shapes=True)

@@ -1,8 +1,8 @@
-"""Decisions of code on the numbers in tensors (``if x.mean() > 0``): recorded both ways.
+"""Decisions that code makes on the numbers in tensors (``if x.mean() > 0``), recorded with both outcomes.
 
-The example decides them one way, other inputs may decide otherwise. While a model is recorded on data, the recorder
-answers for the tensor, so each answer can be another one, and what the code does then becomes part of the program. A
-number that code compares with another one, or counts with, is replaced by very different ones.
+The example decides them one way, other inputs may decide the other way. While a model is recorded on data, the recorder
+answers in place of the tensor, so it can give another answer, and whatever the code then does becomes part of the
+program. A number that code compares or counts with is replaced by very different ones.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from engine.program.graph import Value
 __all__ = ["Answers", "DataDecision", "DataDecisions", "further_answers", "turns"]
 
 _STEPS = 16
-"""How far whole numbers are tried one by one."""
+"""Distance up to which integers are tried one by one."""
 
 _FAR, _MANY = 1e6, 1000
-"""Beyond the thresholds that code compares floats and whole numbers with."""
+"""Numbers beyond the thresholds with which code compares floats and integers."""
 
 Answer = Any
-"""What a tensor says: a truth value, a number, or a list or an array of them."""
+"""What a tensor returns: a truth value, a number, or a list or an array of these."""
 
 Answers = Mapping[tuple[str, int, str], Answer]
-"""By place, number, and owner of a decision."""
+"""Answers by place, count and owner of a decision."""
 
 
 class DataDecision(NamedTuple):
-    """A question that code asks about the numbers in a tensor.
+    """A read of the numbers in a tensor, on which code may decide.
 
     Attributes:
         place: file and line.
-        nth: how often the module has asked there before.
+        nth: how often the module has decided there before in this run.
         owner: name of the module that runs.
         answer: as the data say.
     """
@@ -48,13 +48,13 @@ class DataDecision(NamedTuple):
 
 
 class DataDecisions:
-    """The decisions of the current run, some of which may come out otherwise.
+    """The decisions of the current run, some of which may be given another outcome.
 
     Args:
         owner: returns the name of the module that runs.
 
     Attributes:
-        taken: what code has asked so far.
+        taken: the decisions so far.
 
     Example:
         >>> decisions = DataDecisions(lambda: "head")
@@ -92,11 +92,11 @@ class DataDecisions:
 
     @property
     def answers(self) -> Answers:
-        """The other answers of the present run."""
+        """The other answers that the current run is given."""
         return self._turned
 
     def answer(self, place: str, answer: Answer) -> Answer:
-        """Return what the code is told.
+        """Return the answer that the code is given.
 
         Args:
             place: file and line of the question.
@@ -109,7 +109,7 @@ class DataDecisions:
         return self._turned.get((place, count, owner), answer)
 
     def note_sizes(self, func: Any, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
-        """Note results of an op with a size that follows from data, or with that of an input which has such a size.
+        """Note the results of an op with a size that depends on data, directly or through an input.
 
         Args:
             func: the op.
@@ -123,18 +123,18 @@ class DataDecisions:
             self._sized_by_data.update(value.index for value in outputs)
 
     def has_size_of_data(self, value: Value) -> bool:
-        """Whether a size of a value follows from the numbers in a tensor."""
+        """Whether a size of a value depends on the numbers in a tensor."""
         return value.index in self._sized_by_data
 
 
 def turns(taken: Iterable[DataDecision], places: Collection[str]) -> Iterator[tuple[str, Answers]]:
-    """Yield places with the answers that turn decisions there: the first of each module, the second, and so on.
+    """Yield places with the answers that reverse decisions there: the first of each module, the second, and so on.
 
-    Truth values come before numbers, which code often only computes with.
+    Truth values come first, because code often only computes with numbers.
 
     Args:
         taken: the decisions of a run.
-        places: those that are left out.
+        places: places to leave out.
     """
     groups: dict[tuple[str, int, int], dict[tuple[str, int, str], Answer]] = {}
     for place, count, owner, answer in taken:
@@ -146,11 +146,11 @@ def turns(taken: Iterable[DataDecision], places: Collection[str]) -> Iterator[tu
 
 
 def further_answers(answers: Answers, taken: Iterable[DataDecision]) -> list[Answers]:
-    """Return the next whole numbers in the direction in which a decision was turned: a further layer may run there.
+    """Return the next integers in the direction in which a decision was changed: a further layer may run there.
 
     Args:
-        answers: which led to something new.
-        taken: the decisions as the data say.
+        answers: the answers that led to something new.
+        taken: the decisions with the answers of the data.
     """
     own = {(place, nth, owner): answer for place, nth, owner, answer in taken}
     if any(type(answer) is not int or not 0 < abs(answer - own[key]) < _STEPS for key, answer in answers.items()):
@@ -160,7 +160,7 @@ def further_answers(answers: Answers, taken: Iterable[DataDecision]) -> list[Ans
 
 
 def _others(answer: Answer) -> list[Answer]:
-    """Return other answers of the same form; a whole number often picks one of several layers, or counts something."""
+    """Return other answers of the same form; an integer often selects one of several layers, or counts something."""
     if isinstance(answer, bool):
         return [not answer]
     if isinstance(answer, int):
@@ -174,7 +174,7 @@ def _others(answer: Answer) -> list[Answer]:
 
 
 def _others_of(dtype: np.dtype[Any]) -> list[Answer]:
-    """Return numbers for an array, as far as its type has them."""
+    """Return other numbers for an array that its dtype can represent."""
     if dtype == np.bool_:
         return [True, False]
     if np.issubdtype(dtype, np.integer):

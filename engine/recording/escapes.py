@@ -1,8 +1,8 @@
-"""Which tensors of a run outlive it, wherever they are kept: counted by the references that Python holds.
+"""Tensors of a run that outlive it, wherever they are kept, detected by counting Python's references.
 
-What a forward returns may be any object, and what it stores may lie in an attribute, a closure, a global, a weak
-table or a callback that was passed in. None of that has to be looked into: whoever keeps a tensor holds a reference to
-it, and the recorder knows how many of these are its own.
+A forward may return any object, and may store tensors in an attribute, a closure, a global, a weak table or a callback
+that was passed in. None of these has to be searched: whoever keeps a tensor holds a reference to it, and the recorder
+knows how many references are its own.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ __all__ = ["outliving_tensors"]
 def outliving_tensors(
     tensors: Mapping[int, Tensor], expected: Container[int], *further: Container[int]
 ) -> list[Tensor]:
-    """Return the tensors that somebody else holds than the tables they are given in.
+    """Return the tensors that are referenced from outside the given tables.
 
-    Cycles among what the run left behind are collected first, but only where something is held that the caller does not
-    expect: what is new lies in the youngest generation as long as Python does not look for cycles by itself.
+    Reference cycles that the run left behind are collected first, but only if a tensor is held that the caller does not
+    expect. New objects are in the youngest generation as long as automatic collection is off.
 
     Args:
         tensors: by identity; the table holds a reference to each.
         expected: identities of tensors that may be held.
-        further: tables that hold some of them once more.
+        further: tables that hold another reference to some of them.
 
     Example:
         >>> table = {id(t): t for t in (torch.zeros(1), torch.ones(1))}
@@ -44,7 +44,7 @@ def outliving_tensors(
 
 
 def _held(tensors: Mapping[int, Tensor], further: Collection[Container[int]]) -> list[int]:
-    """Return the identities of the tensors with more references than those of the tables and of this loop."""
+    """Return the identities of the tensors with more references than those from the tables and this loop."""
     [baseline] = _references({0: torch.empty(0)}).values()
     counts = _references(tensors)
     return [key for key, count in counts.items() if count - sum(key in table for table in further) > baseline]
@@ -55,14 +55,14 @@ def _references(tensors: Mapping[int, Tensor]) -> dict[int, int]:
 
 
 def _of_autograd(tensor: Tensor) -> int:
-    """Return how many of a tensor's references are a graph's that waits for a backward pass."""
+    """Return how many of a tensor's references belong to an autograd graph that waits for its backward pass."""
     if tensor.is_inference() or not _COUNTS_GRAPHS:
         return 0
     return int(tensor._use_count() > 1)  # type: ignore[attr-defined]
 
 
 def _counts_graphs() -> bool:
-    """Whether torch counts what its own code holds as one reference of Python's, as of 2.10."""
+    """Whether references from torch's own code count as one Python reference, as they do from 2.10 on."""
     with torch.inference_mode(False), torch.enable_grad():
         tensor = torch.zeros(1, requires_grad=True) * 1
         before = sys.getrefcount(tensor)

@@ -1,4 +1,4 @@
-"""Running a model in eval mode so that it leaves no trace on it."""
+"""Running a model in eval mode without leaving a trace on it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from engine.recording.snapshot import Snapshot
 __all__ = ["Contents", "State", "evaluating", "preserving_buffers", "sharing_contents"]
 
 _LATEST: ContextVar[list[tuple[Any, list[Any], Snapshot]] | None] = ContextVar("_LATEST", default=None)
-"""What was kept last of the Python modules of a model's code, and from where on; None while nobody shares it."""
+"""The latest snapshot of the Python modules of a model's code, with its roots; None while nobody shares it."""
 
 
 @contextmanager
@@ -36,13 +36,14 @@ def evaluating(
 ) -> Iterator[State]:
     """Run the body in eval mode (``train`` names the modules that stay in train mode), leaving no trace on the model.
 
-    Modes, module attributes and what lies in containers and objects among them, in the ``arguments``, and in the
-    classes, closures and Python modules of the model's code; buffers' identity, the memory that parameters and buffers
-    stand for (``self.weight.data = …``), random states and flags of the process are restored. One thread runs it at a
-    time. ``contents`` are those of the model and the arguments, which runs that leave no trace may share.
+    Restored afterwards: modes; module attributes, with the contents of containers and objects among them, in the
+    ``arguments``, and in the classes, closures and Python modules of the model's code; the identity of buffers; the
+    memory that parameters and buffers stand for (``self.weight.data = …``); random states and flags of the process. One
+    thread runs it at a time. ``contents`` are those of the model and the arguments; several runs may share them,
+    because none leaves a trace.
 
     Yields:
-        What the model was before.
+        The state of the model before the body.
 
     Raises:
         TraceError: where an attribute is an iterator that cannot be copied, once the body advances it.
@@ -70,7 +71,7 @@ def evaluating(
 
 @contextmanager
 def preserving_buffers(model: nn.Module) -> Iterator[None]:
-    """Run the body on real data; afterwards the buffers hold what they did."""
+    """Run the body on real data, and restore the contents of the buffers afterwards."""
     buffers = [(b, b.clone()) for b in model.buffers()]
     try:
         yield
@@ -82,9 +83,9 @@ def preserving_buffers(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def sharing_contents() -> Iterator[None]:
-    """Let runs in the body take over what an earlier one has kept of the Python modules of a model's code.
+    """Let runs in the body share the snapshot of the Python modules of a model's code.
 
-    Each time it is compared whether all is as it was, which takes a fraction of the time of looking through it again.
+    Each run checks that nothing has changed, which takes a fraction of the time of a new snapshot.
 
     Example:
         >>> with sharing_contents():
@@ -103,11 +104,11 @@ def sharing_contents() -> Iterator[None]:
 
 
 class Contents:
-    """What lies in containers and objects of a model, of its arguments, and of the Python modules of its code.
+    """The contents of containers and objects of a model, of its arguments, and of the Python modules of its code.
 
     Args:
         model: the model.
-        arguments: with which it runs.
+        arguments: arguments of its call.
     """
 
     def __init__(self, model: nn.Module, arguments: Any) -> None:
@@ -134,7 +135,7 @@ class Contents:
 
 
 def _snapshot_of_code(roots: list[Any], model: nn.Module, skip: tuple[Any, ...], packages: set[str]) -> Snapshot:
-    """Return what lies in the Python modules of a model's code: the latest snapshot, if a new one would be the same."""
+    """Return a snapshot of the Python modules of a model's code: the latest one, if it is still up to date."""
     latest = _LATEST.get()
     start = id(model), packages, *map(id, roots), len(roots), *map(id, skip)
     if latest and latest[0][0] == start and not latest[0][-1].differs():
@@ -146,7 +147,7 @@ def _snapshot_of_code(roots: list[Any], model: nn.Module, skip: tuple[Any, ...],
 
 
 class State:
-    """What a model is before it runs."""
+    """The state of a model before it runs."""
 
     def __init__(
         self, model: nn.Module, modules: list[nn.Module], arguments: Any, contents: Contents | None = None
@@ -174,7 +175,7 @@ class State:
                     self._iterators = True
 
     def differs(self) -> bool:
-        """Whether what lies around the modules is another by now; an iterator that may have advanced counts."""
+        """Whether anything around the modules has changed; an iterator that may have advanced counts."""
         spaces = [(space, name, value) for space, names in self._names for name, value in names.items()]
         if any(_is_state(value) and space.get(name) is not value for space, name, value in spaces):
             return True
@@ -246,7 +247,7 @@ _LOADERS = "torch.utils.data.dataloader"
 
 
 def _may_hold(value: Any) -> bool:
-    """Whether a name of a class or a Python module stands for something in which a call may leave something."""
+    """Whether a call may leave anything in what a name of a class or a Python module stands for."""
     if isinstance(value, (staticmethod, classmethod)):
         value = value.__func__
     if isinstance(value, types.FunctionType):
@@ -277,7 +278,7 @@ def _restore_class(cls: type, before: dict[str, Any]) -> None:
 
 
 def _restore_names(space: dict[str, Any], before: dict[str, Any]) -> None:
-    """Bind names of a Python module as they were; what it has imported since stays."""
+    """Restore the names of a Python module; what it has imported since stays."""
     if len(space) != len(before) or any(space.get(n) is not v for n, v in before.items()):
         for name in [n for n, v in space.items() if n not in before and _is_state(v) and not n.startswith("__")]:
             del space[name]
@@ -289,7 +290,7 @@ def _is_state(value: Any) -> bool:
 
 
 class _Spent:
-    """Stands for an iterator of the user's that could not be advanced and wound back."""
+    """Stands in for a user's iterator that cannot be advanced and wound back."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -326,7 +327,7 @@ def _is_plain(tensor: Tensor | None) -> TypeGuard[Tensor]:
 
 @contextmanager
 def _uncompiled() -> Iterator[None]:
-    """Run compiled modules as they are written; else torch notes that their code cannot be compiled, for good."""
+    """Run compiled modules as Python code; otherwise torch would permanently mark their code as not compilable."""
     if "torch._dynamo" not in sys.modules:  # nothing is compiled, and to ask for it would import the compiler
         yield
         return

@@ -119,11 +119,11 @@ def call_model(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 def recording_error(error: TraceError, model: nn.Module, args: Any, kwargs: Any) -> TraceError:
-    """Return the error of a recording; another one where the model takes the inputs while it is not recorded.
+    """Return the error of a recording; another one if the model accepts the inputs outside of a recording.
 
     Args:
         error: raised while the model was recorded.
-        model, args, kwargs: what ran.
+        model, args, kwargs: the recorded call.
     """
     cause = error.__cause__
     if cause is None:
@@ -131,13 +131,13 @@ def recording_error(error: TraceError, model: nn.Module, args: Any, kwargs: Any)
     try:
         with evaluating(model, arguments=(args, kwargs)), seeded(), torch.no_grad():
             model(*args, **kwargs)
-    except Exception:  # of any kind: it is the model's own code, which takes the inputs in neither case
+    except Exception:  # of any kind, from the model's own code, which rejects the inputs in either case
         return error
     frames = traceback.extract_tb(cause.__traceback__)
     own = [frame for frame in frames if not is_library(frame.filename)]
     place = f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
     return TraceError(
-        f"{type(model).__name__} takes the example input, but cannot be recorded: {type(cause).__name__}: "
+        f"{type(model).__name__} accepts the example input, but cannot be recorded: {type(cause).__name__}: "
         f"{str(cause).rstrip('.')}{place}. Try the module that runs this line in `opaque`, which records it as one "
         "node and keeps what it reads whole, and report this."
     )
@@ -151,8 +151,8 @@ def call_entry(entry: Entry, args: Any, kwargs: Any) -> Any:
         raise
     except Exception as error:
         raise TraceError(
-            f"The entry {entry.name!r} does not run while it is recorded: {type(error).__name__}: {error}. Leave out "
-            "of it what needs more than its arguments, or do without this entry where its reads do not matter."
+            f"The entry {entry.name!r} cannot be recorded: {type(error).__name__}: {error}. Remove whatever needs more "
+            "than its arguments, or omit the entry if what it reads does not matter."
         ) from error
 
 

@@ -1,8 +1,8 @@
-"""What a model does with inputs of other sizes: recorded wherever its code reads a size that is not a channel.
+"""Runs on inputs of other sizes, recorded wherever a model's code reads a size that is not a number of channels.
 
-Code that decides by a size (``if pad > 0``, ``window >= size``), or passes one on in a form that remembers nothing
-(``int(size / 2)``), may go another way for other inputs. So it is run at other sizes until each decision has come out
-both ways, or no more sizes are left to try; what ran differently becomes part of the program.
+Code that decides by a size (``if pad > 0``, ``window >= size``), or passes one on in an untracked form (``int(size /
+2)``), may take another path for other inputs. So it is run at other sizes until each decision has had both outcomes, or
+no more sizes are left to try; runs that differ become part of the program.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from engine.source.sizes import numbers_in
 __all__ = ["OtherSizes", "reads_sizes"]
 
 Key = tuple[str, str, str]
-"""Where code decides, by what comparison, of what: the same for all modules of a class."""
+"""Place, operator and left operand of a comparison: the same for all modules of a class."""
 
 _NUMBERS = 4
 
@@ -49,14 +49,14 @@ class OtherSizes:
     """Runs of one model at sizes other than the example's.
 
     Attributes:
-        varying: numbers among arguments that were others at another size, by the node's index and place.
-        resized: indices of captured constants that were others.
+        varying: numbers among arguments that differed at another size, by the node's index and place.
+        resized: indices of captured constants that differed.
         rejections: decisions by which the model rejects inputs.
-        with_new_code: sizes at which code ran that had not run before.
+        with_new_code: sizes at which new code ran.
 
     Args:
         numbers: returns the integer attributes of modules, by module and name.
-        leads_further: whether the last run is to be kept, whatever it computed.
+        leads_further: returns whether to keep the last run, whatever it computed.
     """
 
     def __init__(
@@ -88,10 +88,10 @@ class OtherSizes:
         self._example: dict[Key, frozenset[tuple[int, ...]]] = {}
 
     def start(self, nodes: Sequence[Node], guards: Sequence[Guard], inputs: Sequence[Value] = ()) -> None:
-        """Begin with the run on the example.
+        """Start from the run on the example.
 
         Args:
-            nodes, guards: what was recorded.
+            nodes, guards: of that run.
             inputs: values of the input tensors in order; sizes of all others count as computed.
         """
         self._calls, self._steps = calls_by_place(nodes), steps_of(nodes)
@@ -109,7 +109,7 @@ class OtherSizes:
         self._axes.clear()
 
     def new_decisions(self, guards: Iterable[Guard]) -> list[Guard]:
-        """Return those of a run's decisions by sizes that no run so far has taken.
+        """Return the decisions by sizes of a run that no earlier run has taken.
 
         Args:
             guards: of the run.
@@ -117,18 +117,18 @@ class OtherSizes:
         return [guard for guard in guards if any(True for _ in sizes_of(guard)) and _key(guard) not in self._sizes]
 
     def is_open(self, guard: Guard) -> bool:
-        """Whether a decision by sizes has come out the same in all runs."""
+        """Whether a decision by sizes has had the same outcome in all runs."""
         return len({outcome for _, outcome in self._outcomes.get(_key(guard), ())}) < 2
 
     def places(self) -> frozenset[str]:
-        """Return the places, as files and lines, at which sizes decide that may differ between inputs.
+        """Return the places, as files and lines, where code decides by sizes that may differ between inputs.
 
-        Those do not that were the same whichever axis of the inputs had another size.
+        A decision does not count if its sizes stayed the same whichever axis of the inputs was resized.
         """
         return frozenset(guard.place for key, guard in self._guards.items() if guard.decides and not self._stays(key))
 
     def _stays(self, key: Key) -> bool:
-        """Whether the sizes of a decision were the same whichever axis of the inputs had another size."""
+        """Whether the sizes of a decision stayed the same whichever axis of the inputs was resized."""
         moved = frozenset[Axis | None]().union(*self._accepted)
         first, *others = self._reached[key]
         return len(self._sizes[key]) == 1 and moved <= frozenset[Axis | None]().union(*(first ^ o for o in others))
@@ -136,11 +136,11 @@ class OtherSizes:
     def begin_way(
         self, nodes: Sequence[Node], guards: Sequence[Guard], decisions: Sequence[Guard] | None = None
     ) -> bool:
-        """Go on with another way of running the model, in train mode say; return whether it decides by further sizes.
+        """Continue with another way to run the model (train mode); return whether it decides by further sizes.
 
         Args:
             nodes, guards: of its run on the example.
-            decisions: those that it was the first to take; by default those that no run so far has taken.
+            decisions: the decisions to explore; by default those that no earlier run has taken.
         """
         new = self.new_decisions(guards) if decisions is None else decisions
         self._closed = frozenset(self._sizes) - {_key(guard) for guard in new}
@@ -171,12 +171,12 @@ class OtherSizes:
                 self._at.setdefault(key, self._run_at)
 
     def undecided(self, axes: Collection[Axis] | None = None) -> list[Guard]:
-        """Return decisions by sizes that were others in some run and came out the same in all.
+        """Return decisions whose sizes differed between runs, but whose outcome did not.
 
-        A number that forgets where it is from has to be seen at several sizes.
+        A number that is not tracked has to be seen at several sizes.
 
         Args:
-            axes: those that may have further sizes, None for all; decisions that none of them changes are left out.
+            axes: axes that may still be resized, None for all; decisions that depend on none of them are left out.
         """
         movers = None if axes is None else {None, *axes}
         return [
@@ -189,11 +189,11 @@ class OtherSizes:
         ]
 
     def explore(self, axes: Sequence[Axis], accepts: Accepts, larger_pictures: bool) -> None:
-        """Try other sizes until each decision has come out both ways.
+        """Try other sizes until each decision has had both outcomes.
 
         Args:
-            axes: what may have another size.
-            accepts: records a run at other sizes; whether the model takes them.
+            axes: axes that may be resized.
+            accepts: records a run at other sizes; returns whether the model accepts them.
             larger_pictures: whether larger pictures were recorded already.
         """
 
@@ -228,7 +228,7 @@ class OtherSizes:
         self._try_one_by_one([axis for group in taken for axis in group], tried)
 
     def _try(self, tries: Iterable[Mapping[Axis, int]], axes: Sequence[Axis], accepts: Accepts) -> None:
-        """Run the model at other sizes, as long as there are decisions that these axes may change."""
+        """Run the model at other sizes, as long as there are decisions that these axes may affect."""
         for sizes in tries:
             if not self.undecided(axes):
                 return
@@ -236,10 +236,10 @@ class OtherSizes:
                 accepts(sizes)
 
     def _try_across(self, axes: Sequence[Axis], accepts: Accepts) -> None:
-        """Run the model at sizes around the numbers that undecided sizes are compared with, a few of them.
+        """Run the model at a few sizes around the numbers with which undecided sizes are compared.
 
-        A size is tried for the sake of some decisions, and no more once these have come out both ways, except after a
-        run in which new code ran: numbers that follow from sizes there have to be seen twice.
+        A size is tried for certain decisions, and skipped once these have had both outcomes, except after a run that
+        reached new code: numbers computed from sizes there have to be seen twice.
         """
         latest = False
         for sizes, decisions in self._across(axes)[:_ACROSS]:
@@ -250,10 +250,10 @@ class OtherSizes:
                 latest = self._new
 
     def _across(self, axes: Sequence[Axis]) -> list[tuple[dict[Axis, int], list[Guard]]]:
-        """Return sizes around the numbers that undecided sizes are compared with, each with its decisions.
+        """Return sizes around the numbers with which undecided sizes are compared, each with its decisions.
 
-        Where a layer in between makes a size smaller by some, the input is smaller by as many. A decision that would
-        come out as before at such a size is not what it is tried for.
+        If a layer in between reduces a size by n, the input is assumed to shrink by n as well. A size is not tried for
+        a decision whose outcome it would not change.
         """
         tries: dict[tuple[tuple[Axis, int], ...], list[Guard]] = {}
         for guard in self.undecided(axes):
@@ -266,10 +266,10 @@ class OtherSizes:
         return [(dict(sizes), decisions) for sizes, decisions in tries.items()]
 
     def _try_one_by_one(self, axes: Sequence[Axis], accepts: Accepts) -> None:
-        """Run the model at sizes at which decisions come out otherwise that came out the same in all runs.
+        """Run the model at sizes that reverse decisions that have had the same outcome in all runs.
 
         Each starts from the run that took the decision first, so that one leads to the next: ``h == 12 and w == 6``
-        compares the width where the height is 12.
+        only compares the width if the height is 12.
         """
         searched, runs = set[Key](), 0
         while waiting := [key for key, guard in self._guards.items() if key not in searched and self.is_open(guard)]:
@@ -293,18 +293,18 @@ class OtherSizes:
         ]
 
     def _matters(self, axis: Axis) -> bool:
-        """Whether code may decide by an axis: it does by sizes of the inputs themselves, or of what is computed."""
+        """Whether code may decide by an axis: through a size of the inputs themselves, or of computed values."""
         return self._derived or not self._dims.isdisjoint(axis.places)
 
     def _taken(self, group: Sequence[Axis], accepts: Accepts) -> Iterator[Sequence[Axis]]:
-        """Yield the axes that may have another size: all of a group together, else each of them that may alone."""
+        """Yield the axes that can be resized: all of a group together, or else each that can be resized alone."""
         if not group or self._first(group, accepts):
             yield from [group] if group else []
         elif len(group) > 1:
             yield from ([axis] for axis in group if self._first([axis], accepts))
 
     def _first(self, group: Sequence[Axis], accepts: Accepts) -> bool:
-        """Whether the model takes any other size: the next is tried only where it rejects those before."""
+        """Whether the model accepts any other size; sizes are tried until it accepts one."""
         tries = [
             {axis: larger(axis.size) for axis in group},
             {axis: odd(axis.size, k) for k, axis in enumerate(group)},
@@ -315,7 +315,7 @@ class OtherSizes:
         return any(accepts(sizes) for sizes in tries if any(size != axis.size for axis, size in sizes.items()))
 
     def repeat(self, one: Sequence[Node], other: Sequence[Node]) -> None:
-        """Compare a run that calls the same ops on the same values, from other places in the code perhaps.
+        """Compare a run that calls the same ops on the same values, possibly from other places in the code.
 
         Args:
             one: the run on the example.
@@ -325,11 +325,11 @@ class OtherSizes:
             self._compare(*pair, both=False)
 
     def add(self, nodes: Sequence[Node], guards: Sequence[Guard], kept: bool = False) -> bool:
-        """Compare a run with those before; return whether it is to be kept, as code ran that had not.
+        """Compare a run with the earlier ones; return whether to keep it, because it reached new code.
 
         Args:
             nodes, guards: of that run.
-            kept: whether it is kept in any case.
+            kept: whether to keep it in any case.
         """
         self._note(guards)
         self._accepted.add(self._changed)
@@ -347,7 +347,7 @@ class OtherSizes:
         return new
 
     def carried(self, nodes: Sequence[Node]) -> set[int]:
-        """Return the indices of values that loops carry from round to round which had more rounds, or fewer, in a run.
+        """Return the indices of values carried by loops whose number of rounds differed between runs.
 
         Args:
             nodes: of the program.
@@ -355,7 +355,7 @@ class OtherSizes:
         return self._rounds.carried(nodes)
 
     def reject(self, guards: Iterable[Guard]) -> None:
-        """Note the decisions of a run that the model broke off: what it decided there leads to no output.
+        """Note the decisions of a run that ended with an error: they lead to no output.
 
         Args:
             guards: up to the error.
@@ -363,7 +363,7 @@ class OtherSizes:
         self._note(guards)
 
     def _compare(self, one: Node, other: Node, both: bool) -> None:
-        """Mark the numbers, and the captured constants, that two calls from one place have not in common.
+        """Mark the numbers, and the captured constants, that differ between two calls from one place.
 
         Args:
             one: a call that is part of the program.

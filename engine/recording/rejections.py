@@ -1,7 +1,7 @@
-"""Inputs that a model rejects by a decision of its own: others that it rejects by the same one are not tried.
+"""Decisions by which a model rejects inputs: further inputs that the same decision rejects are not tried.
 
-Code that compares the sizes of its inputs, and raises before it calls any op, does so for all inputs of which each of
-these comparisons comes out the same: nothing else has told it of its inputs.
+Code that compares the sizes of its inputs, and raises before it calls any op, raises for all inputs for which these
+comparisons have the same outcomes, because it knows nothing else about its inputs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Rejections:
         self._decisions: list[tuple[Sequence[Guard], Mapping[int, int]]] = []
 
     def start(self, example: Shapes) -> None:
-        """Begin with inputs that the model accepts.
+        """Start from inputs that the model accepts.
 
         Args:
             example: their shapes.
@@ -48,12 +48,12 @@ class Rejections:
         self._example, self._numbers = example, dict(self._numbers_of())
 
     def note(self, error: Exception, nodes: Sequence[Node], guards: Sequence[Guard], inputs: Sequence[Value]) -> None:
-        """Keep the decisions of a run that the model broke off, if nothing else may have made it do so.
+        """Keep the decisions of a run that ended with an error, if nothing else can have caused the error.
 
-        That is where no op ran or failed, and the last comparison is the only one that is not as for the example.
+        That is the case if no op ran or failed, and only the last comparison differs from the run on the example.
 
         Args:
-            error: which the run ended with; its cause is that of the model.
+            error: the error that ended the run; its cause is the model's own error.
             nodes, guards, inputs: of the run.
         """
         positions = {value.index: position for position, value in enumerate(inputs)}
@@ -65,7 +65,7 @@ class Rejections:
                 self._decisions.append((guards, positions))
 
     def repeats(self, shapes: Shapes) -> bool:
-        """Whether the model rejects inputs of these shapes as it has others.
+        """Whether the model rejects inputs of these shapes by a decision that has rejected others.
 
         Args:
             shapes: of the inputs, in order.
@@ -76,7 +76,7 @@ class Rejections:
         )
 
     def _is_understood(self, guard: Guard, positions: Mapping[int, int]) -> bool:
-        """Whether a guard is a comparison of sizes of inputs, and of attributes that have a number."""
+        """Whether a guard only compares sizes of inputs, and attributes whose values are known."""
         return guard.expr.symbol in COMPARISONS and all(
             leaf.value.index in positions if isinstance(leaf, ShapeOf) else (leaf.module, leaf.name) in self._numbers
             for leaf in leaves(guard.expr)
@@ -90,12 +90,12 @@ class Rejections:
 
 
 def _raised_by_code(cause: BaseException | None) -> bool:
-    """Whether code raised an error by itself: it handles no other, and no function of torch failed."""
+    """Whether code itself raised an error: not while handling another one, and not because a torch function failed."""
     return cause is not None and cause.__context__ is None and not _in_torch(cause.__traceback__)
 
 
 def _in_torch(trace: TracebackType | None) -> bool:
-    """Whether an error comes out of a function of torch, all of which the recorder calls; but for an assertion."""
+    """Whether an error comes from a torch function, all of which the recorder calls, other than an assertion."""
     while trace is not None:
         inner = trace.tb_next
         calls = trace.tb_frame.f_code.co_filename == provenance.__file__

@@ -1,6 +1,6 @@
-"""Runs at other sizes than the example's: recorded, and kept where code runs that had not run.
+"""Runs at sizes other than the example's, recorded and kept if they reach new code.
 
-Which sizes are tried follows from what code compares: see `engine.recording.other_sizes`.
+The sizes to try are derived from the comparisons in the code: see `engine.recording.other_sizes`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _UNSEEN = "No larger resolution was recorded, which matters where the code takes
 
 
 def _record_at(recorder: EntryRecorder, run: Callable[..., None], args: Any, kwargs: Any) -> TraceError | None:
-    """Record a run with other inputs, and keep it if code ran that had not; return why the model rejects them."""
+    """Record a run with other inputs, and keep it if it reaches new code; return the error if it fails."""
     mark = recorder.mark()
     try:
         run(args, kwargs)
@@ -44,7 +44,7 @@ def _record_at(recorder: EntryRecorder, run: Callable[..., None], args: Any, kwa
 def record_other_sizes(
     recorder: EntryRecorder, run: Callable[..., None], inputs: list[tuple[Any, Any]], first: Any, dynamic_dims: Any
 ) -> None:
-    """Record what runs at other sizes; a run on data is one at these sizes only."""
+    """Record runs at other sizes; a run on data only covers its own sizes."""
     record = functools.partial(_record_at, recorder, run)
     recorder.others.start(*first)
     rejected = [error for error in (record(*other) for other in inputs[1:]) if error is not None]
@@ -63,15 +63,15 @@ def record_sizes_of_way(
     dynamic_dims: Any,
     decisions: Sequence[Guard] | None = None,
 ) -> None:
-    """Record another way of running the model at the sizes that only it decides by, and at those with new code.
+    """Record another way to run the model at the sizes that only it decides by, and at sizes that reached new code.
 
     Args:
-        recorder: with the runs at other sizes of the way in which the model runs by default.
+        recorder: the recorder, with the runs at other sizes of the default way to run the model.
         run: runs the model in that way.
-        example: inputs.
-        ran: the ops and the guards of its run on them.
+        example: the example inputs.
+        ran: the ops and the guards of the run on these.
         dynamic_dims: as for `trace`.
-        decisions: those by sizes that it was the first to take; by default those that no run so far has taken.
+        decisions: the decisions by sizes to explore; by default those that no earlier run has taken.
     """
     record = functools.partial(_record_at, recorder, run)
     others = recorder.others

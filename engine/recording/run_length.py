@@ -1,4 +1,4 @@
-"""How long runs go on: a loop that does not end where a value is another one ends the run."""
+"""Limits on the length of runs: a loop that does not end with another value ends the run."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from engine.program.trees import list_tensors
 __all__ = ["RunLength"]
 
 _LONGER, _MORE = 20, 20_000
-"""A run ends after so many times the steps of the longest run before, and so many more."""
+"""A run ends after this multiple of the steps of the longest earlier run, plus this number of steps."""
 
 _LONGER_BY_ANSWERS, _MORE_BY_ANSWERS = 4, 400
-"""The same where decisions on data come out otherwise, of which many are tried."""
+"""The same for runs with other answers to decisions on data, which are many."""
 
 
 _LARGER, _MORE_ENTRIES = 8, 2**24
-"""A run on data ends after it has computed so many times the entries of the largest before, and so many more."""
+"""A run on data ends after this multiple of the entries that the largest earlier run computed, plus this number."""
 
 
 class RunLength:
     """Counts the steps of runs of a model: ops, and lines of functions that are watched; and what ops compute on data.
 
-    The first run goes on as long as it does. Later ones differ from it in a size or a value, and the number that a loop
-    counts by may be one of them: ``while i < x.size(1): i += self.stride`` does not end where the stride is 0. And a
-    detector that takes each of its proposals for an object computes a hundred times as much.
+    The first run is not limited. Later ones differ from it in a size or a value, which may be the increment of a loop:
+    ``while i < x.size(1): i += self.stride`` does not end if the stride is 0. And a detector that takes every proposal
+    for an object computes a hundred times as much.
 
     Example:
         >>> length = RunLength()
@@ -38,7 +38,7 @@ class RunLength:
         ...     while True:
         ...         length.step()
         Traceback (most recent call last):
-        engine.errors.TraceError: A loop does not end where a value that it depends on is another one.
+        engine.errors.TraceError: A loop does not end with another value of a number or flag.
     """
 
     def __init__(self) -> None:
@@ -47,10 +47,10 @@ class RunLength:
 
     @contextmanager
     def run(self, closely: bool) -> Iterator[None]:
-        """Count the steps of the body, which is one run.
+        """Count the steps of the body as one run.
 
         Args:
-            closely: whether decisions on data come out otherwise: there are many such runs, so they end earlier.
+            closely: whether to apply the lower limit for runs with other answers to decisions on data, which are many.
         """
         longer, more = (_LONGER_BY_ANSWERS, _MORE_BY_ANSWERS) if closely else (_LONGER, _MORE)
         self._steps, self._most = 0, longer * self._longest + more if self._longest else 0
@@ -62,11 +62,11 @@ class RunLength:
         """Count a step.
 
         Raises:
-            TraceError: where the run goes on and on.
+            TraceError: if the run exceeds its limit.
         """
         self._steps += 1
         if 0 < self._most < self._steps:
-            raise TraceError("A loop does not end where a value that it depends on is another one.")
+            raise TraceError("A loop does not end with another value of a number or flag.")
 
     def compute(self, results: Any) -> None:
         """Count the entries that an op computes on data.
@@ -75,8 +75,8 @@ class RunLength:
             results: of the op.
 
         Raises:
-            TraceError: where they are far more than in any run before.
+            TraceError: if there are far more than in any earlier run.
         """
         self._entries += sum(tensor.numel() for tensor in list_tensors(results))
         if 0 < self._most_entries < self._entries:
-            raise TraceError("A run computes many times as much where a value that it depends on is another one.")
+            raise TraceError("A run computes far more than all others with another value of a number or flag.")

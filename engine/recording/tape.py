@@ -1,4 +1,4 @@
-"""What recordings of a model have written down so far, and how to take back the last of it."""
+"""The nodes and values that recordings of a model have written so far, and how to drop the latest ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Tape:
 
     Args:
         model: gives the names of parameters and buffers, which are known by identity.
-        changing: the tensors about whose numbers nothing is known beforehand.
+        changing: the tensors whose numbers may change between calls; None if there are none.
     """
 
     def __init__(self, model: nn.Module, changing: MutableState | None) -> None:
@@ -53,7 +53,7 @@ class Tape:
         self.others = OtherSizes(self._integers, self.leads_further)
 
     def leads_further(self) -> bool:
-        """Whether the last run was the first to come by code that did not run, or caught a new error."""
+        """Whether the last run was the first to pass by code that did not run, or caught a new error."""
         return False
 
     def _integers(self) -> dict[tuple[str, str], int]:
@@ -66,13 +66,13 @@ class Tape:
         return Coefficients({} if self._changing is None else self._changing.coefficients)
 
     def mark(self) -> tuple[int, int, int, int, int]:
-        """Return the place up to which the program stands now."""
+        """Return the current end of the program, for `since` and `drop`."""
         return len(self._nodes), len(self._values), len(self._inputs), len(self._outputs), len(self._guards)
 
     def drop_if_repeated(self, mark: tuple[int, int, int, int, int], shapes: bool) -> None:
-        """Forget what was recorded since ``mark`` where it only repeats the first run (in the same ``shapes``).
+        """Drop what was recorded since ``mark`` if it only repeats the first run (also in ``shapes``, if these count).
 
-        A run that computes nothing else may still be the first to come by code that did not run and reads its values.
+        A run that computes nothing new may still be the first to pass by code that did not run and reads its values.
         """
         first = [n for n in self._nodes if n.path == "eval"]
         again = self._nodes[mark[0] :]
@@ -81,7 +81,7 @@ class Tape:
             self.drop(mark)
 
     def origins(self, kept: tuple[str, Any]) -> list[tuple[str | None, ...]]:
-        """Return the calls that compute what is kept of a variable, by module, op and place in the code."""
+        """Return the calls that compute the recorded content of a variable, by module, op and place in the code."""
         kind, content = kept
         return [self._origin(value) for value in content] if kind in ("values", "inside") else [kept]
 
@@ -108,7 +108,7 @@ class Tape:
         return self._outputs[mark[3] :]
 
     def drop(self, mark: tuple[int, int, int, int, int]) -> None:
-        """Forget what was recorded since ``mark``."""
+        """Drop what was recorded since ``mark``."""
         nodes, values, inputs, outputs, guards = mark
         self._stored = {name: v for name, v in self._stored.items() if v.index < values}
         self._exits = {index: how for index, how in self._exits.items() if index < values}
@@ -117,7 +117,7 @@ class Tape:
         del self._guards[guards:]
 
     def _is_stored(self, value: Value) -> bool:
-        """Whether a value is made of parameters and buffers alone, as a weight that is masked at each call."""
+        """Whether a value is computed from parameters and buffers alone, as a weight that is masked at each call."""
         waiting, seen = [value], {value.index}
         while waiting:
             value = waiting.pop()
@@ -129,7 +129,7 @@ class Tape:
         return True
 
     def graph(self, model: nn.Module, args: Any, kwargs: Any) -> Graph:
-        """Return what was recorded."""
+        """Return the recorded program as a graph."""
         modules = distinct_modules(model)
         return Graph(
             nodes=tuple(self._nodes),
@@ -157,22 +157,22 @@ class Tape:
         )
 
     def missed(self) -> set[str]:
-        """Return what the runs wrote to that was taken for constant; for the next recording it is not."""
+        """Return the tensors taken for constant that a run wrote to; in the next recording they are not constant."""
         return set() if self._changing is None else self._changing.missed(self._written, self._aliases)
 
 
 def repeats(one: Sequence[Node], other: Sequence[Node], shapes: bool) -> bool:
-    """Whether two runs call the same ops on the same results (in the same shapes), whatever flags these get.
+    """Whether two runs call the same ops on the same results, whatever flags these receive.
 
     Args:
         one, other: the calls of the runs.
-        shapes: whether the shapes have to be the same.
+        shapes: whether shapes have to agree, too.
     """
     return _summaries(one, shapes) == _summaries(other, shapes)
 
 
 def _summaries(nodes: Sequence[Node], shapes: bool) -> list[tuple[Any, ...]]:
-    """Return what each call of a run does: in which module, in which shapes, and which calls compute what it reads."""
+    """Return the op, module and shapes of each call of a run, and the calls whose results it reads."""
     places = {value.index: place for place, node in enumerate(nodes) for value in node.outputs}
     return [
         (
@@ -186,6 +186,6 @@ def _summaries(nodes: Sequence[Node], shapes: bool) -> list[tuple[Any, ...]]:
 
 
 def _places_of(nodes: Sequence[Node], outputs: Sequence[Value]) -> set[int]:
-    """Return the places of the calls of a run that compute outputs."""
+    """Return the positions in a run of the calls that compute outputs."""
     leaving = {value.index for value in outputs}
     return {place for place, node in enumerate(nodes) if any(value.index in leaving for value in node.outputs)}

@@ -1,4 +1,4 @@
-"""Runs that differ from that on the example in something else than sizes: recorded, compared, kept for what is new."""
+"""Runs that differ from the run on the example in something other than sizes; those with anything new are kept."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ __all__ = [
 ]
 
 _MOST_TURNED_OPS, _LEAST_TURNED = 20_000, 4
-"""How many ops may run with other answers to decisions on data, and how many runs may in any case."""
+"""Budget of ops for runs with other answers to decisions on data, and the minimum number of runs that it allows."""
 
 _FRUITLESS = 2
-"""After so many moments at which no other answer led to anything new, a place in the code is left alone."""
+"""A place in the code is skipped after so many decisions for which no other answer led to anything new."""
 
 _SETTABLE = (type(None), bool, int, float, str, Enum)
 
@@ -55,7 +55,7 @@ def attempt(
     """Record a run.
 
     Args:
-        recorder: keeps nothing of a run that fails.
+        recorder: the recorder, which keeps nothing of a run that fails.
         run: runs the model.
         note_error: called with the error that ended the run, while the recorder still has what ran before.
 
@@ -76,14 +76,14 @@ def attempt(
 def record_arguments(
     recorder: EntryRecorder, run: Callable[..., None], arguments: Arguments, first: Any, outputs: Any
 ) -> list[str]:
-    """Record what runs, and what leaves, where numbers, flags and text among the arguments are others.
+    """Record what runs, and what is returned, for other numbers, flags and strings among the arguments.
 
     Args:
-        recorder: with the run on the example.
+        recorder: the recorder, which already holds the run on the example.
         run: runs the model with positional and keyword arguments.
         arguments: of the example.
         first: the ops and the guards of the run on the example.
-        outputs: what left it.
+        outputs: the outputs of that run.
 
     Returns:
         The arguments of which no other value was recorded.
@@ -106,10 +106,10 @@ def record_arguments(
 
 
 class RecordedWay(NamedTuple):
-    """A way of running the model (in eval mode, in train mode) that is recorded on the example.
+    """A way to run the model (in eval mode, in train mode), recorded on the example.
 
     Attributes:
-        run: runs the model in that way at a setting of values.
+        run: runs the model in that way, with a setting of values.
         nodes, guards, outputs: of its run on the example.
     """
 
@@ -121,7 +121,7 @@ class RecordedWay(NamedTuple):
     def at(
         self, recorder: EntryRecorder, setting: Any, note_error: Callable[[BaseException], None] | None = None
     ) -> bool:
-        """Record the run at a setting, and keep what differs there; return whether the model ran.
+        """Record the run with a setting, and keep it if it differs; return whether the model ran.
 
         Args:
             recorder, note_error: as for `attempt`.
@@ -148,15 +148,15 @@ def record_settings(
     values: Sequence[OuterValue],
     changing: MutableState,
 ) -> None:
-    """Record what runs where values that code sets later are others: attributes, and what lies outside of the model.
+    """Record what runs for other values of what code sets later: attributes, and values outside the model.
 
     Args:
         recorder: as above.
-        way: in which the model runs on the example.
+        way: the way in which the model runs on the example.
         settings: the attributes.
         outer: records values outside.
-        values: those that the run on the example read.
-        changing: learns which attributes could not be recorded.
+        values: the values that the run on the example read.
+        changing: is told which attributes could not be recorded.
     """
     accepts = functools.partial(way.at, recorder)
     missing = settings.record(way.guards, accepts)
@@ -173,11 +173,11 @@ def record_settings(
 def record_substitutes(
     recorder: EntryRecorder, run: Callable[..., None], model: nn.Module, first: Any, outputs: Any
 ) -> None:
-    """Record methods that may run in place of forward, where they compute the same over the same layers.
+    """Record methods that may run in place of forward, if they compute the same with the same layers.
 
     Args:
         recorder, run, first, outputs: as above.
-        model: has the methods.
+        model: the model that has the methods.
     """
     for setting in alternative_forwards(model, first[0]):
         mark = attempt(recorder, functools.partial(run, setting))
@@ -191,7 +191,7 @@ def record_substitutes(
 
 
 def record_coefficients(recorder: EntryRecorder, run: Callable[..., None], guards: Sequence[Guard]) -> list[str]:
-    """Record what runs where floats that code compares are others.
+    """Record what runs for other values of floats that code compares.
 
     Args:
         recorder, run: as above.
@@ -219,9 +219,9 @@ def record_data_decisions(
     nodes: Sequence[Node],
     answers: Answers | None = None,
 ) -> list[str]:
-    """Record what runs where decisions on data come out otherwise, one after the other; each with those it leads to.
+    """Record what runs if decisions on data have another outcome, one at a time, with the decisions that follow.
 
-    Where two other answers of one place in the code lead to nothing new, further ones are not tried.
+    Once two other answers at one place in the code have led to nothing new, no further ones are tried.
 
     Args:
         recorder: as above.
@@ -271,11 +271,11 @@ def record_data_decisions(
                 new.extendleft([(place, further) for further in further_answers(answers, taken)])
             waiting.append((turned, list(recorder.data_decisions.taken)))
     names = ", ".join(map(shown_place, left_out))
-    return [f"Decisions on data that were recorded only as they come out for the example: {names}."] if names else []
+    return [f"Decisions on data that were recorded only with the example's outcome: {names}."] if names else []
 
 
 def _links(nodes: Sequence[Node]) -> set[tuple[Any, ...]]:
-    """Return which call reads the results of which others, and which weights."""
+    """Return, for each call, the calls whose results it reads, and the weights that it reads."""
     calls = {n.index: (n.module, n.op, switches_of(n), None if n.site is None else n.site.spot) for n in nodes}
     links: set[tuple[Any, ...]] = set()
     for node in nodes:
@@ -289,16 +289,16 @@ def _links(nodes: Sequence[Node]) -> set[tuple[Any, ...]]:
 
 
 def record_entry(recorder: EntryRecorder, run: Callable[..., None], entry: Entry, model: nn.Module) -> Iterator[Entry]:
-    """Record an entry, and how it runs with other arguments, and where attributes that code sets later are others.
+    """Record an entry, also with other arguments, and with other values of attributes that code sets later.
 
     Args:
         recorder: with the runs of forward.
-        run: records an entry, at a setting of values outside of the model if one is passed.
-        entry: what is recorded.
-        model: what the graph is of.
+        run: records an entry, optionally with a setting of values outside the model.
+        entry: the entry to record.
+        model: the model that is traced.
 
     Yields:
-        The entry, and each way of it in which something else runs, or may run after it.
+        The entry, and each variant of it in which something else runs, or may run afterwards.
     """
     attributes = [] if entry.explored else _attributes(entry, model)
     settings = Settings(attributes, {a.owner: a.module for a in attributes})
@@ -347,7 +347,7 @@ def record_entry(recorder: EntryRecorder, run: Callable[..., None], entry: Entry
 
 
 def _attributes(entry: Entry, model: nn.Module) -> list[Attribute]:
-    """Return the attributes that code sets later, of the model itself and of modules around it."""
+    """Return the attributes of the model itself, and of modules around it, that code sets later."""
     outer = outer_modules((entry.call, entry.args, dict(entry.kwargs)), model)
     return [
         Attribute(type(root).__name__ if place else "", root, name)
@@ -358,13 +358,13 @@ def _attributes(entry: Entry, model: nn.Module) -> list[Attribute]:
 
 
 class _Runs:
-    """Ways in which an entry runs: its courses, each with the numbers in two of them at most."""
+    """The sequences of ops that runs of an entry take, each with the numbers of at most two runs."""
 
     def __init__(self, nodes: Sequence[Node], outputs: Sequence[Value]) -> None:
         self._courses = [(run_signature(nodes, outputs), [_numbers(nodes)])]
 
     def add(self, nodes: Sequence[Node], outputs: Sequence[Value]) -> bool:
-        """Whether a run takes another course, or the first one that repeats a course with other numbers."""
+        """Whether a run takes a new sequence of ops, or is the first to repeat one with other numbers."""
         own, numbers = run_signature(nodes, outputs), _numbers(nodes)
         for other, seen in self._courses:
             if own == other:

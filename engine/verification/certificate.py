@@ -77,7 +77,7 @@ class Certificate:
         lines = [f"exact in {train}"]
         if not self.exact:
             measured = "" if math.isnan(self.max_error) else f"; the outputs differ by {self.max_error:.1e}"
-            lines = [f"not exact: norms take the statistics of the channels that are left{measured}"]
+            lines = [f"not exact: norms use the statistics of the remaining channels{measured}"]
         elif self.verified:
             lines = [
                 f"verified: relative error {self.max_error:.1e} (tolerance {self.tolerance:.0e}, {self.dtype}) on "
@@ -85,7 +85,7 @@ class Certificate:
             ]
             lines += [f"entries compared: {', '.join(self.entries)}"] if self.entries else []
         else:
-            lines = [f"not verified by numbers; by the rules {lines[0]}"]
+            lines = [f"not verified numerically; by the rules {lines[0]}"]
         return "Certificate: " + "\n  ".join([*lines, *self.notes])
 
     def _repr_html_(self) -> str:

@@ -42,7 +42,7 @@ def _compare(reference: Observation, compacted: Observation, witness: Witness, t
         if error > worst:
             worst, where = error, "the output"
             if not old.ndim and not old.is_floating_point():
-                where = f"the whole number {old} among what it returns, which counts channels: it would be {new}"
+                where = f"the integer {old} in the result, which counts channels: it would be {new}"
     for position, count in reference.counts.items():
         if compacted.counts.get(position) != count:
             raise VerificationError(

@@ -113,7 +113,7 @@ class EntryProof:
                 return way, self._outcome(entry, self._recipes, way, self._masks)
             except TraceError as error:
                 errors.append(error)
-        raise VerificationError(f"The masked model does not run as in {entry.name!r}: {errors[-1]}") from errors[-1]
+        raise VerificationError(f"The masked model cannot run {entry.name!r}: {errors[-1]}") from errors[-1]
 
     def conclude(self, certificate: Certificate) -> Certificate:
         """Run the compacted model's entries, and return the certificate with what they say.
@@ -164,8 +164,8 @@ class EntryProof:
         if not error <= tolerance:
             raise VerificationError(
                 f"The compacted model differs from the masked one in {entry.name!r}: relative error {error:.1e} at "
-                f"{where} (tolerance {tolerance:.0e}). The model was left as it was; leave what {entry.name!r} reads "
-                "out of the pruning, and report this."
+                f"{where} (tolerance {tolerance:.0e}). The model is unchanged; exclude the layers that {entry.name!r} "
+                "reads from pruning, and report this."
             )
         self._compare_hooks(entry, before, after, floors, tolerance)
         self._compare_left(entry, before, after, run, tolerance)
@@ -195,9 +195,9 @@ class EntryProof:
             error = _relative(*pair, floor=floors.get(name, least))
             if not error <= tolerance:
                 raise VerificationError(
-                    f"Hooks that run after the gradients of {entry.name!r} change the {what} {name!r} otherwise than "
-                    f"with masks (relative error {error:.1e}): by what other channels are, or by their number. The "
-                    "model was left as it was. Compact after training, or change each entry by itself alone."
+                    f"Hooks that run after the gradients of {entry.name!r} change the {what} {name!r} differently than "
+                    f"with masks (relative error {error:.1e}): the change depends on other channels, or on their "
+                    "number. The model is unchanged. Compact after training, or change each entry independently."
                 )
 
     def _compare_left(
@@ -215,9 +215,9 @@ class EntryProof:
             one, other = after.left.get(name), repeated.get(name)
             if one is other or _relative_if_both(one, other) == 0:
                 raise VerificationError(
-                    f"What runs in {entry.name!r}, or in the hooks around it, leaves {name!r} otherwise than with "
-                    f"masks (relative error {error:.1e}): it follows from other channels, or from their number. The "
-                    "model was left as it was. Compact after training, or compute it from what keeps its size."
+                    f"{entry.name!r}, or a hook around it, leaves another value of {name!r} than with masks (relative "
+                    f"error {error:.1e}): the value depends on other channels, or on their number. The model is "
+                    "unchanged. Compact after training, or compute it from tensors that keep their size."
                 )
 
     def _left_of(self, name: str, tensor: Tensor) -> Tensor:
@@ -379,7 +379,7 @@ def _hooked(
     try:
         result = hooks()
     except Exception as error:
-        raise TraceError(f"What runs after its gradients raises {type(error).__name__}: {error}") from error
+        raise TraceError(f"A hook after its gradients raises {type(error).__name__}: {error}") from error
     left.update((n, torch.as_tensor(v)) for n, v in (result.items() if isinstance(result, dict) else ()))
     for name, parameter in parameters_of(model).items():
         if parameter.grad is not None:

@@ -102,8 +102,8 @@ def _exact(network: _Network, certificate: Certificate) -> tuple[tuple[OrdinaryN
         )
         return (), replace(certificate, notes=(*certificate.notes, note)), lambda: None
     note = (
-        f"{_named(exchanges)} became ordinary over the channels that are left, with another eps and another scale of "
-        "the weight: they compute the same, and train at another rate."
+        f"{_named(exchanges)} became ordinary norms over the remaining channels, with another eps and weight scale: "
+        "they compute the same function, and train at another rate."
     )
     if network.compare:
         note += f" Rounding the new weights changes outputs by {error:.1e} of the largest."
@@ -123,18 +123,18 @@ def _approximate(network: _Network, certificate: Certificate) -> Done:
     if not exchanges:
         return (), certificate
     _, error = _exchange(network, exchanges)
-    note = f"{_named(exchanges)} became ordinary over the channels that are left, and compute something else."
+    note = f"{_named(exchanges)} became ordinary norms over the remaining channels, and compute a different function."
     changed: Any = {"verified": False, "exact": False, "exact_in_train": False, "max_error": error}
     return exchanges, replace(certificate, **changed, notes=(*certificate.notes, note))
 
 
 def _exchange(network: _Network, exchanges: tuple[OrdinaryNorm, ...]) -> tuple[Change, float]:
-    """Exchange norms; return the change, and by how much the outputs differ: NaN where they are not compared."""
+    """Exchange norms; return the change, and the difference of the outputs (NaN if they are not compared)."""
     change, before = Plan(exchanges=exchanges).prepare(network.model), network.outputs()
     change.commit()
     try:
         return change, _difference(before, network.outputs()) if network.compare else math.nan
-    except BaseException:  # also where somebody interrupts it
+    except BaseException:  # including an interrupt by the user
         change.rollback()
         raise
 

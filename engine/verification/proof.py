@@ -106,7 +106,7 @@ class Proof:
                 break
         else:
             raise VerificationError(
-                "The masked model runs on no random input. " + " ".join(not_compared(self._rejected))
+                "The masked model accepts no random input. " + " ".join(not_compared(self._rejected))
             )
         self._limit = self._usual_tolerance()
         if self._exact and (dtype or own).itemsize < torch.float32.itemsize:
@@ -235,7 +235,7 @@ class Proof:
             return False
         if self._runs and _has_other_samples(self._runs[0], shape, observation):
             self._rejected.append(
-                (trial, "another number of samples, as if a fixed width turned positions into samples")
+                (trial, "a different number of samples, as if a fixed width turned positions into samples")
             )
             return False
         self._runs.append(_Run(trial, shape, observation))
@@ -285,7 +285,7 @@ class Proof:
         if self._exact and not worst <= tolerance:
             raise VerificationError(
                 f"The compacted model differs from the masked one: relative error {worst:.1e} at {where} (tolerance "
-                f"{tolerance:.0e}). The model was left as it was; exclude that layer from pruning, and report this."
+                f"{tolerance:.0e}). The model is unchanged; exclude that layer from pruning, and report this."
             )
         return replace(
             certificate,
@@ -308,8 +308,8 @@ class Proof:
         """Name what draws random numbers: a narrower model draws different ones."""
         for node in self._witness.draws[:1]:
             yield (
-                f"{node!r} draws random numbers in eval mode, as many as there are channels: two calls of either model "
-                "differ. Both were compared with the same number for all channels, and dropout left out."
+                f"{node!r} draws one random number per channel in eval mode, so two calls of either model differ. They "
+                "were compared with the same number for all channels, and without dropout."
             )
 
     def _diverged(self) -> Iterator[str]:
@@ -318,8 +318,8 @@ class Proof:
         if count and self._exact:
             runs = f"In {count} of {len(self._runs)} runs"
             yield (
-                f"{runs} the model took another way through its code than on the example: of what is inside, only "
-                "modules that run once on both are compared there."
+                f"{runs} the model took another path through its code than on the example; inside the network, only "
+                "modules that run once on both paths were compared there."
             )
 
     def _samples(self) -> int:

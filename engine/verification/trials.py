@@ -112,7 +112,7 @@ def not_compared(rejected: Iterable[tuple[Trial, str]], notes: Sequence[str] = (
     for (resolution, precision, cause), sizes in causes.items():
         said = any(cause in note for note in notes)
         where = f"{resolution}, {' or '.join(dict.fromkeys(sizes))}, {precision}"
-        yield f"Not compared {where}: the model rejects that, {'as said above' if said else f'with {cause}'}."
+        yield f"Not compared {where}: the model rejects that, {'as above' if said else f'with {cause}'}."
 
 
 def _cause(error: str) -> str:

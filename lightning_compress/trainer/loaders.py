@@ -190,8 +190,8 @@ def _copy_of_iterator(iterator: Any) -> Any:
 
 def _one_pass(data: Any) -> str:
     return (
-        f"A dataloader goes through a {type(data).__name__} once: the batch that is drawn to record the model would be "
-        "missing from the training. Use data whose `__iter__` begins anew, or pass `example_input=` and `steps=False`."
+        f"A dataloader can iterate over a {type(data).__name__} only once, so the batch drawn to trace the model would "
+        "be missing from training. Use data whose `__iter__` starts over, or pass `example_input=` and `steps=False`."
     )
 
 

@@ -28,8 +28,8 @@ PACKAGES = ("pytorch_lightning.", "lightning.", "lightning_compress.")
 """Those whose callbacks and hooks do not run: they follow a model that becomes smaller."""
 
 _READS_STATE = (
-    "It reads the state of an optimizer, of which a compaction removes entries. Keep what you need "
-    "of it in a buffer of the module."
+    "It reads the state of an optimizer, from which a compaction removes entries. Keep what you need in a buffer of "
+    "the module."
 )
 
 
@@ -267,8 +267,8 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 def _not_read(*args: Any, **kwargs: Any) -> None:
     """Refuse to run an average, whose channels are not masked."""
     raise MisconfigurationException(
-        "It runs an `AveragedModel`, which loses the masked channels although its own are not zero there. Average with "
-        "a callback (`EMAWeightAveraging`), or keep a plain copy as teacher inside of the model that is compressed."
+        "It runs an `AveragedModel`, which loses the masked channels although its own weights there are not zero. "
+        "Average with a callback (`EMAWeightAveraging`), or keep a plain copy as a teacher inside the compressed model."
     )
 
 

@@ -160,8 +160,8 @@ def _later_loader(owner: Any, name: str) -> Any:
         return getattr(owner, name)()
     except Exception as error:  # of the user's code, which the Trainer runs after `setup` alone
         rank_zero_warn(
-            f"`{type(owner).__name__}.{name}` does not run during the fit ({type(error).__name__}: {error}), so that "
-            "its step is not recorded: what that reads beside the model's outputs is not looked at."
+            f"`{type(owner).__name__}.{name}` cannot be called during the fit ({type(error).__name__}: {error}), so "
+            "its step is not recorded: what the step reads besides the model's outputs is not analysed."
         )
         return None
 
@@ -319,8 +319,8 @@ def warn_of_hooks(entries: Mapping[str, engine.Entry]) -> None:
     for entry in entries.values():
         for name, error in entry.call.hooks.failures.items() if isinstance(entry.call, Step) else ():
             rank_zero_warn(
-                f"{name} cannot be traced, as it does not run after a single batch; all that its code names stays "
-                f"whole. {type(error).__name__}: {error}"
+                f"{name} cannot be traced because it fails after a single batch; everything that its code names keeps "
+                f"its channels. {type(error).__name__}: {error}"
             )
 
 
@@ -332,6 +332,6 @@ def cannot_follow(error: Exception) -> MisconfigurationException:
         True
     """
     return MisconfigurationException(
-        f"What this LightningModule runs cannot be followed, so a compaction could break it: {error} Mend the step, or "
-        "pass `ModelCompaction(steps=False)`, which looks at the model's own forward alone."
+        f"A step of this LightningModule cannot be traced, so a compaction could break it: {error} Fix the step, or "
+        "pass `ModelCompaction(steps=False)`, which only preserves the model's forward."
     )

@@ -469,7 +469,7 @@ class Broken(Module):
 
 def test_a_step_that_cannot_be_recorded_is_refused(tmp_path: Path) -> None:
     """Before the first epoch, by its name, with what to do; and nothing is recorded where that is asked for."""
-    with pytest.raises(MisconfigurationException, match="'training_step' does not run.*no such batch.*steps=False"):
+    with pytest.raises(MisconfigurationException, match="'training_step' cannot be recorded.*no such batch.*steps=False"):
         trained(Broken(), tmp_path, compact=True)
     with pytest.raises(ValueError, match="no such batch"):
         fit(Broken(), tmp_path, ModelCompaction(when=1, steps=False), MaskingCallback())
@@ -740,7 +740,7 @@ class CentredLater(Centred):
 
 @pytest.mark.parametrize("make", [Centred, CentredLater, Scaled, Noisy])
 def test_hooks_that_mix_channels_are_refused(make: type[Module], tmp_path: Path) -> None:
-    """With what they would change otherwise than with masks; the model stays."""
+    """With what they would change differently than with masks; the model stays."""
     module = make()
     with pytest.raises(VerificationError, match="Hooks that run after the gradients of 'training_step.*' change"):
         trained(module, tmp_path, compact=True)

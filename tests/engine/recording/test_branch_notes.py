@@ -41,7 +41,7 @@ def test_an_argument_that_a_condition_tests_is_named() -> None:
     """The notes say how to declare it, under a name that the engine accepts, and declaring it frees channels."""
     example = torch.randn(2, 4)
     for net, name in ((_Options(), "levels"), (_Outer(), "inner.levels")):
-        [note] = [note for note in engine.trace(net, example).notes if "depends on arguments" in note]
+        [note] = [note for note in engine.trace(net, example).notes if "depends on these arguments" in note]
         assert f"constants=['{name}']" in note
         graph = engine.trace(net, example, constants=[name])
         reasons = [group.reason for group in engine.dependency_groups(net, example, graph=graph)]

@@ -69,7 +69,7 @@ def test_what_is_beyond_the_budget_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     """The notes say how many runs were not followed."""
     monkeypatch.setattr(combinations, "_MOST_STARTS", 0)
     graph = engine.trace(Conditions(), torch.zeros(2, 4))
-    assert any("conditions that no other run evaluates" in note for note in graph.notes)
+    assert any("conditions that no other run reaches" in note for note in graph.notes)
 
 
 def test_buffers_are_as_before() -> None:
@@ -104,4 +104,4 @@ def test_code_that_asks_nothing_takes_no_part_of_the_budget(monkeypatch: pytest.
     monkeypatch.setattr(combinations, "_MOST_STARTS", 0)
     graph = engine.trace(Plain(), torch.zeros(2, 4))
     assert "usual.weight" in graph.stored
-    assert not any("conditions that no other run evaluates" in note for note in graph.notes)
+    assert not any("conditions that no other run reaches" in note for note in graph.notes)

@@ -105,7 +105,7 @@ def test_what_is_beyond_the_budget_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(variants, "_MOST_TURNED_OPS", -1)
     monkeypatch.setattr(variants, "_LEAST_TURNED", -1)
     [note] = [n for n in engine.trace(_Gate(), torch.zeros(2, 4)).notes if "Decisions on data" in n]
-    assert "test_data_decisions.py:" in note and "only as they come out for the example" in note
+    assert "test_data_decisions.py:" in note and "only with the example's outcome" in note
 
 
 class _Addresses(nn.Module):

@@ -73,7 +73,9 @@ class _Asking(nn.Module):
 
 def test_who_rejects_an_input_is_told_apart() -> None:
     """The model, or the recording; then the line is named, and what to do about it."""
-    with pytest.raises(TraceError, match=r"takes the example input, but cannot be recorded: ValueError: no at .*:\d+"):
+    with pytest.raises(
+        TraceError, match=r"accepts the example input, but cannot be recorded: ValueError: no at .*:\d+"
+    ):
         engine.trace(_Asking(rejects=False), torch.zeros(1, 3))
     with pytest.raises(TraceError, match="Asking rejected the example input"):
         engine.trace(_Asking(rejects=True), torch.zeros(1, 3))

@@ -52,7 +52,7 @@ def _trap(name: str, source: str, describe: Callable[[Tensor], Any], **more: Any
 TRAPS = [
     _trap("a shape of features as output", "return feats, feats.shape, detectors", _shape, kept="how many channels"),
     _trap("a number of entries as output", "numel() in statistics", _count, kept="how many channels"),
-    _trap("a width by way of a text", "meta = f'{c}x{h}x{w}'; parsed again", _by_text, refused="whole number"),
+    _trap("a width by way of a text", "meta = f'{c}x{h}x{w}'; parsed again", _by_text, refused="integer"),
     _trap("a resolution as output", "return tokens, (H, W), Swin and PVT", _place, shrinks=True),
 ]
 

@@ -94,7 +94,7 @@ def test_a_difference_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_entry_that_does_not_run() -> None:
     """It is named, with what it raised, and nothing has changed."""
     net = Net()
-    with pytest.raises(engine.errors.TraceError, match="The entry 'step' does not run.*ValueError: no batch"):
+    with pytest.raises(engine.errors.TraceError, match="The entry 'step' cannot be recorded.*ValueError: no batch"):
         compact(net, lambda x: (_ for _ in ()).throw(ValueError("no batch")))
 
 

@@ -153,7 +153,7 @@ def test_another_way_through_the_code_than_the_recorded_one_is_not_looked_at() -
         speedup = engine.ModelSpeedup(small, example, masks)
         speedup.speedup_model()
         assert speedup.certificate.verified and speedup.certificate.max_error < 1e-9
-        told.append("took another way through its code" in " ".join(speedup.certificate.notes))
+        told.append("took another path through its code" in " ".join(speedup.certificate.notes))
     assert any(told) and not all(told)  # the random input has one sign, and the examples have both
 
 
@@ -177,7 +177,7 @@ def test_modules_whose_order_the_data_decide_are_told_apart() -> None:
         speedup = engine.ModelSpeedup(small, example, masks)
         speedup.speedup_model()
         assert speedup.certificate.compared == 6 and speedup.certificate.max_error < 1e-9
-        told.append("took another way through its code" in " ".join(speedup.certificate.notes))
+        told.append("took another path through its code" in " ".join(speedup.certificate.notes))
     assert any(told) and not all(told)
 
 

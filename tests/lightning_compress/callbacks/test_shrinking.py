@@ -341,7 +341,7 @@ def test_compiled_by_inductor(tmp_path: Path, whole: bool) -> None:
 
 @pytest.mark.parametrize("foreach", [False, True])
 def test_adafactor_is_refused(tmp_path: Path, foreach: bool) -> None:
-    """It averages over whole tensors, so that the small network would train otherwise than with masks."""
+    """It averages over whole tensors, so that the small network would train differently than with masks."""
     module = seeded(Factored, foreach=foreach)
     pruning = ChannelPruning(amount=0.5, schedule="one_shot", start=1)
     compaction = ModelCompaction(when=1, save=False, on_failure="raise")

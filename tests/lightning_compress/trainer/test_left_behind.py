@@ -116,11 +116,11 @@ class _Spread(Callback):
 @pytest.mark.parametrize(
     ("make", "what"),
     [
-        (_Weighed, "'training_step'.* leaves 'weight'"),
-        (_Kept, "leaves 'last.net"),
-        (_ByWidth, "leaves 'lr of group 0 of optimizer 0 .SGD.'"),
-        (_Carried, "'validation_step'.* leaves 'scale'"),
-        (_Decided, "leaves 'an error in on_after_backward'"),
+        (_Weighed, "'training_step'.* another value of 'weight'"),
+        (_Kept, "another value of 'last.net"),
+        (_ByWidth, "another value of 'lr of group 0 of optimizer 0 .SGD.'"),
+        (_Carried, "'validation_step'.* another value of 'scale'"),
+        (_Decided, "another value of 'an error in on_after_backward'"),
     ],
 )
 def test_what_would_be_another_is_refused(make: type[Module], what: str, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_what_would_be_another_is_refused(make: type[Module], what: str, tmp_pat
 
 def test_of_callbacks(tmp_path: Path) -> None:
     """As well."""
-    with pytest.raises(VerificationError, match=r"leaves 'callback \d ._Spread.\.spread'"):
+    with pytest.raises(VerificationError, match=r"another value of 'callback \d ._Spread.\.spread'"):
         trained(Unused(), tmp_path, True, _Spread())
 
 

@@ -112,6 +112,6 @@ class Unprepared(LightningDataModule):
 def test_a_stage_that_is_not_set_up(tmp_path: Path) -> None:
     """Its step is left out, and named; loaders of a mapping are gone through one after the other."""
     attempt = Try()
-    with pytest.warns(UserWarning, match="`Unprepared.test_dataloader` does not run during the fit"):
+    with pytest.warns(UserWarning, match="`Unprepared.test_dataloader` cannot be called during the fit"):
         trainer(tmp_path, attempt, max_epochs=1, limit_val_batches=1).fit(Evaluating(), datamodule=Unprepared())
     assert list(attempt.entries) == ["training_step", "validation_step (0)", "validation_step (1)"]
