@@ -394,7 +394,7 @@ class ChannelPruning(MaskingCallback):
         unscored = [name for name, scores in scores_by_group.items() if scores is None]
         if len(unscored) == len(chosen):
             raise MisconfigurationException(unscored_layers(unscored, bool(self._gatherer.kinds)))
-        if unscored != self._unscored:
+        if unscored and unscored != self._unscored:
             rank_zero_warn(f"The criterion cannot score these layers, so they are not pruned: {', '.join(unscored)}.")
-            self._unscored = unscored
+        self._unscored = unscored
         return {name: scores for name, scores in scores_by_group.items() if scores is not None}

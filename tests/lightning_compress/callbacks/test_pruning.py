@@ -195,6 +195,20 @@ def test_criterion_by_function(tmp_path: Path) -> None:
     assert pruning.masks["wide"]["bias"].tolist() == [True] * 8 + [False] * 8
 
 
+def test_a_layer_that_can_be_scored_later_is_named_once(tmp_path: Path) -> None:
+    """And once all layers have scores, no warning lists none."""
+    scored: list[str] = []
+
+    def later(group: Any, parameter: Any) -> Tensor | None:
+        scored.append(group.name)
+        return None if scored == [group.name] else torch.ones(group.size)
+
+    with pytest.warns(UserWarning, match="cannot score these layers") as warned:
+        run(tmp_path, criterion=later, amount=0.5, layers=["wide", "stem"], watch_options={"max_epochs": 3})
+    messages = [str(warning.message) for warning in warned if "cannot score" in str(warning.message)]
+    assert len(messages) == 1 and "not pruned: ." not in messages[0]
+
+
 def test_nothing_is_pruned_at_amount_zero(tmp_path: Path) -> None:
     """Amount 0 masks nothing, and the fit is that of a Trainer without the callback, bit for bit."""
     plain, pruned = seeded(Wrapped), seeded(Wrapped)
