@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import engine
 from engine.compaction import certify, entries, renew, restore_sharded
-from engine.errors import EngineError, VerificationError
+from engine.errors import VerificationError
 from engine.program import gathered_from
 from engine.recording import evaluating
 from lightning_compress.trainer.optimizer_states import narrowed_along
@@ -162,15 +162,18 @@ class Copied(Whole):
         if alone or self.alone:
             return super().shrink(pl_module, job, alone)
         payload: tuple[Any, ...] = ()
+        failure: Exception | None = None
         if self.trainer.is_global_zero:
             try:
                 plan, certificate = super().shrink(pl_module, job, alone)
                 payload = (plan.state_dict(), certificate.state_dict(), None)
-            except EngineError as error:
-                payload = (None, None, str(error))
-        plan_state, certificate_state, failure = self.trainer.strategy.broadcast(payload)
+            except Exception as error:  # re-raised below, once the other ranks know
+                failure, payload = error, (None, None, str(error))
+        plan_state, certificate_state, message = self.trainer.strategy.broadcast(payload)
         if failure is not None:
-            raise VerificationError(failure)
+            raise failure
+        if message is not None:
+            raise VerificationError(message)
         if not self.trainer.is_global_zero:
             model = pl_module.get_submodule(job.path)
             plan = engine.Plan.from_state_dict(plan_state)

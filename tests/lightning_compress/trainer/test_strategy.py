@@ -125,6 +125,21 @@ def test_ranks_fail_together(monkeypatch: pytest.MonkeyPatch) -> None:
     assert undone == [True]
 
 
+def test_other_ranks_learn_of_any_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 tells them before it raises, or they would wait for its plan forever."""
+    sent: list[Any] = []
+    trainer = holder(DDPStrategy)
+    trainer.world_size, trainer.strategy.broadcast = 2, lambda payload: sent.append(payload) or payload
+    for error in (VerificationError("differs"), torch.OutOfMemoryError("no memory")):
+        monkeypatch.setattr(Whole, "shrink", lambda self, *args, error=error: (_ for _ in ()).throw(error))
+        with pytest.raises(type(error), match=str(error)):
+            Copied(trainer).shrink(LightningModule(), SimpleNamespace(path=""), alone=False)
+        assert sent.pop() == (None, None, str(error))
+    trainer.is_global_zero, trainer.strategy.broadcast = False, lambda payload: (None, None, "no memory")
+    with pytest.raises(VerificationError, match="no memory"):
+        Copied(trainer).shrink(LightningModule(), SimpleNamespace(path=""), alone=False)
+
+
 PACKAGES = [Path(module.__file__ or "").parent for module in (engine, lightning_compress)]
 # What was written for parameters that are spread over processes, and one class of the seam.
 SHARDED = ("engine/program/dtensors.py", "engine/compaction/sharded.py", "lightning_compress/trainer/shards.py")
