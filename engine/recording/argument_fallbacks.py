@@ -20,9 +20,9 @@ def assume_fallbacks_vary(
     dataflow: Dataflow,
     assumptions: Assumptions,
 ) -> None:
-    """Count constants and parameters that replace omitted arguments as used and varying.
+    """Assume that constants and parameters in place of omitted arguments are used and vary.
 
-    The same holds for what ops compute with numbers that replace one.
+    The same holds for what ops compute from numbers in place of such an argument.
 
     Args:
         coverages: the functions that ran.
@@ -45,7 +45,7 @@ def assume_fallbacks_vary(
 def _assume_numbers_vary(
     coverage: FunctionCoverage, names: Collection[str], dataflow: Dataflow, assumptions: Assumptions
 ) -> None:
-    """Do the same for the results of ops that take a number in place of an omitted argument."""
+    """Do the same for the results of ops that receive a number in place of an omitted argument."""
     ends = ends_of_numeric_fallbacks(coverage.function.tree, frozenset(coverage.omitted.intersection(names)))
     for node in dataflow.nodes if ends else ():
         site = node.site

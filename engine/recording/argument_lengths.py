@@ -1,7 +1,7 @@
-"""Other numbers of items in lists, tuples and dictionaries of tensors that a model is called with.
+"""Other lengths of the lists, tuples and dictionaries of tensors that a model is called with.
 
-A loop over frames, views or states runs as often as the caller passes some. With one item in the example, what the
-second round would read is not recorded: a state of zeros is not what the layer reads afterwards.
+A loop over frames, views or states has one round per item that the caller passes. With one item in the example, the
+second round is not recorded, in which a layer reads a computed state instead of zeros.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def containers_of_tensors(path: tuple[Any, ...], value: Any) -> Iterator[tuple[t
 
     Args:
         path: name of the argument, and keys in containers.
-        value: what is there.
+        value: the argument, or an item of it.
 
     Example:
         >>> import torch
@@ -40,11 +40,11 @@ def containers_of_tensors(path: tuple[Any, ...], value: Any) -> Iterator[tuple[t
 
 
 def longer(value: Any, another: Any = None) -> Iterator[Any]:
-    """Yield a container with one item more, and with two, which are copies of its last one.
+    """Yield a container with one and with two more items, which are copies of its last one.
 
     Args:
         value: a list, a tuple or a dictionary.
-        another: the item, where the container is empty.
+        another: the item to add if the container is empty.
 
     Example:
         >>> list(longer([1, 2])), list(longer({"a": 1}))
@@ -64,7 +64,7 @@ def longer(value: Any, another: Any = None) -> Iterator[Any]:
 
 
 def shorter(value: Any) -> Iterator[Iterator[Any]]:
-    """Yield ways to leave items out: the last ones of a list one after the other, each one of a dictionary.
+    """Yield ways to drop items: the last items of a list one after the other, or each item of a dictionary.
 
     Args:
         value: a list, a tuple or a dictionary.
@@ -91,14 +91,14 @@ def _cut(value: list[Any], length: int) -> list[Any]:
 
 
 def _further_keys(value: Any) -> Iterator[Any]:
-    """Yield keys that a dictionary has not: numbers where all keys are, else texts."""
+    """Yield keys that a dictionary does not have: integers if all its keys are, else strings."""
     whole = isinstance(value, dict) and bool(value) and all(isinstance(key, int) for key in value)
     first = max(value) if whole else 0
     yield from (first + count if whole else f"another {count}" for count in range(1, _MOST_ITEMS_MORE + 1))
 
 
 def _copied(item: Any) -> Any:
-    """Return an item with other tensors of the same values; one that is passed twice would be one input."""
+    """Return an item with copies of its tensors, because a tensor that is passed twice would be one input."""
     if isinstance(item, Tensor):
         return item.detach().clone()
     if type(item) in (tuple, list):

@@ -1,8 +1,8 @@
-"""Numbers, flags and strings among the arguments of forward: the model is recorded with other values of them as well.
+"""Numbers, flags and strings among the arguments of forward, recorded with other values as well.
 
 A scale, a number of steps, the index of a layer or the name of a task differs between calls, whether the example passes
-it or uses its default. Arguments of ops that differ at another value vary, and ops that run, or outputs that exist,
-only at another value become part of the program.
+it or uses its default. Arguments of ops that differ between values vary, and ops that run, or outputs that exist, only
+with another value become part of the program.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Arguments:
     Args:
         model: the model.
         args, kwargs: of the example.
-        declared: whether the user declares an argument to keep its value.
-        call: what is called; forward by default.
+        declared: returns whether the user declares that an argument keeps its value.
+        call: the called function; forward by default.
 
     Example:
         >>> class Net(nn.Module):
@@ -87,7 +87,7 @@ class Arguments:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of the arguments that hold a number, a flag or a text, and are not declared to keep it."""
+        """Names of the arguments that hold a number, a flag or a string, and are not declared to keep it."""
         return frozenset(n for n, value in self._values.items() if not self._declared(n) and any(_leaves((n,), value)))
 
     def alternatives(self) -> Iterator[tuple[str, Iterator[Call]]]:
@@ -98,7 +98,7 @@ class Arguments:
         yield from self._with_all_flags()
 
     def lengths(self) -> Iterator[Iterator[Call]]:
-        """Yield calls in which a container of tensors has more items or fewer, or all lists have more."""
+        """Yield calls in which a container of tensors has more or fewer items, or all lists have more."""
         own = {name: value for name, value in self._values.items() if not self._declared(name)}
         first = next(tensors_in(self._passed), None)
         for name, value in own.items():
@@ -119,7 +119,7 @@ class Arguments:
             yield (self._bound({**self._passed, **dict(zip(lists, way, strict=True))}) for way in ways)
 
     def _with_all_flags(self) -> Iterator[tuple[str, Iterator[Call]]]:
-        """Yield calls in which all of several flags are on, or off, if the example has other values."""
+        """Yield a call with all flags on and one with all flags off, if that changes more than one flag."""
         leaves = [
             leaf for name, value in self._values.items() if not self._declared(name) for leaf in _leaves((name,), value)
         ]
@@ -145,7 +145,7 @@ class Arguments:
         return call
 
     def _other_values(self, name: str, value: Any) -> Iterator[list[Any]]:
-        """Yield lists of other values: consecutive integers in either direction; all others one by one."""
+        """Yield lists of other values: consecutive integers in either direction, or a single other value."""
         if isinstance(value, bool):
             yield [not value]
         elif isinstance(value, float):
@@ -158,7 +158,7 @@ class Arguments:
             yield from ([other] for other in others if other != value)
 
     def _strings(self, name: str, value: Any) -> Iterator[Any]:
-        """Yield the strings or enumeration members that an argument may be in the code that receives it."""
+        """Yield the other strings or enumeration members that the code that receives an argument may expect."""
         codes = passed_arguments(self._model, {name}).by_code
         modules = {type(m): m for m in self._model.modules() if code_of(type(m).forward) in codes}
         spaces = [module_globals(file) for file in sorted({code.co_filename for code in codes})]
@@ -167,7 +167,7 @@ class Arguments:
         yield from _strings(value, self._model, *codes)
 
     def record(self, run: Callable[[Call], bool | None]) -> list[str]:
-        """Record the other calls; of consecutive integers, up to the first without anything new.
+        """Record the other calls; consecutive integers only up to the first without anything new.
 
         Args:
             run: records a call, and returns whether it contains anything new, or None if the model rejects it.
@@ -190,9 +190,9 @@ class Arguments:
 
 
 def _are_options(model: nn.Module, rest: str) -> bool:
-    """Whether forward does nothing with ``*rest`` but to pass it on to functions that name what they take.
+    """Whether forward only passes ``*rest`` on to functions that name their arguments.
 
-    These are no tensors of any number then, but options with defaults, which are followed to where they go.
+    Then they are not any number of tensors, but options with defaults, which are followed to where they go.
     """
     code = code_of(type(model).forward)
     tree = None if code is None else syntax_of(code)
@@ -206,14 +206,14 @@ def _are_options(model: nn.Module, rest: str) -> bool:
 
 
 def _gathers(code: CodeType) -> str | None:
-    """Return the name of ``*args`` of a function."""
+    """Return the name of a function's ``*args``."""
     return code.co_varnames[code.co_argcount + code.co_kwonlyargcount] if code.co_flags & inspect.CO_VARARGS else None
 
 
 def _bound(
     call: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[inspect.Signature, dict[str, Any]]:
-    """Return a signature and the arguments by name; both empty if there is none, or it rejects them."""
+    """Return a call's signature and its arguments by name; both empty if there is no signature, or it rejects them."""
     try:
         signature = signature_of(call)
         return signature, signature.bind(*args, **kwargs).arguments
@@ -246,7 +246,7 @@ def _replaced(whole: Any, keys: Sequence[Any], value: Any) -> Any:
 
 
 def _strings(value: Any, model: nn.Module, *codes: CodeType) -> Iterator[str]:
-    """Yield the strings in forward, in methods that it calls and in other code, and one that is in none of them."""
+    """Yield the strings in forward, in methods that it calls and in other code, and one that none of these has."""
     if not isinstance(value, str):
         return
     code = code_of(type(model).forward)
@@ -262,7 +262,7 @@ def _methods_called(model: nn.Module, code: CodeType) -> Iterator[CodeType]:
 
 
 def executed_calls(nodes: Sequence[Node], outputs: Sequence[Value]) -> set[tuple[Any, ...]]:
-    """Return the calls of a run with their flags and dimensions, and those that compute its outputs.
+    """Return the calls of a run with their flags and dimensions, and the calls that compute its outputs.
 
     Args:
         nodes, outputs: of the run.

@@ -12,13 +12,13 @@ __all__ = ["Assumptions"]
 
 @dataclass
 class Assumptions:
-    """What code that did not run may do to recorded values.
+    """What code that did not run may do with recorded values.
 
     Attributes:
         used: values that count as used as a whole, each with the reason, by index.
         varying: values whose numbers are unknown, each with whether its zeros stay zero, by index.
-        doubted: numbers among the arguments of ops that may be others, by index of the node.
-        standing_in: groups of values of which each may stand in the place of the others.
+        doubted: numbers among the arguments of ops that may be other numbers, by index of the node.
+        standing_in: groups of values, each of which may replace the others.
         keeping: places of code that did not run and keeps all channels of what it reads.
         notes: messages for the user.
 
@@ -45,7 +45,7 @@ class Assumptions:
         Args:
             values: the values.
             reason: a verb phrase about a value, for the user.
-            place: of the code that did not run and reads them.
+            place: place of the code that did not run and reads them.
         """
         for value in values:
             self.used.setdefault(value.index, (value, reason))
@@ -57,23 +57,23 @@ class Assumptions:
 
         Args:
             values: the values.
-            zeros_stay: whether zeros stay zero; they stay only if all assumptions about a value say so.
+            zeros_stay: whether zeros stay zero; they do only if all assumptions about a value agree.
         """
         for value in values:
             _, before = self.varying.get(value.index, (value, True))
             self.varying[value.index] = value, zeros_stay and before
 
     def stand_in(self, values: Sequence[Value]) -> None:
-        """Assume that each of some values may stand in the place of another: its numbers are any, but zeros stay zero.
+        """Assume that each of some values may replace the others: its numbers are unknown, but zeros stay zero.
 
         Args:
-            values: where they turn out not to have the same channels, all of them stay.
+            values: the values; if they turn out not to have the same channels, all of them are kept.
         """
         self.standing_in += [tuple(values)] if values else []
         self.vary(values, zeros_stay=True)
 
     def doubt(self, node: Node, numbers: Sequence[int | float]) -> None:
-        """Assume that numbers among the arguments of an op may be any others.
+        """Assume that numbers among the arguments of an op may be any other numbers.
 
         Args:
             node: the op.

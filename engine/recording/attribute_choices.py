@@ -1,7 +1,7 @@
 """Collections of numbers and texts in attributes that code sets later: indices and names of levels, dimensions.
 
-Some other lists of numbers are recorded. A collection may hold more orders and choices than can be recorded, so that
-what functions compute that choose by it is kept whole.
+Some other lists of numbers are recorded. A collection may express more orders and choices than can be recorded, so
+everything that is computed by functions that choose by it is kept.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def is_list_of_numbers(value: Any) -> bool:
 
 
 def is_choice(value: Any) -> bool:
-    """Whether a value is a short collection of numbers and texts, by which code may choose (``return_layers``).
+    """Whether a value is a short collection of numbers and strings, by which code may choose (``return_layers``).
 
     Their items may be such collections, too, or empty ones: ``{3: [1, 2]}``.
 
@@ -59,7 +59,7 @@ def _is_of_numbers_and_texts(value: Any, levels: int) -> bool:
 
 
 def other_lists(numbers: list[Any] | tuple[Any, ...]) -> Iterator[list[Any] | tuple[Any, ...]]:
-    """Yield other lists: with each number another one, in another order, and with an item more or less.
+    """Yield other lists: with other numbers, in another order, with one more item, and with one less.
 
     Example:
         >>> list(other_lists([0, 2]))
@@ -76,7 +76,7 @@ def other_lists(numbers: list[Any] | tuple[Any, ...]) -> Iterator[list[Any] | tu
 
 
 def use_values_chosen_by_lists(runs: RecordedRuns, dataflow: Dataflow, assumptions: Assumptions) -> None:
-    """Count as used what functions compute that choose by a collection of numbers or texts which code sets later.
+    """Count as used what is computed by functions that choose by a collection of numbers or strings set later.
 
     Args:
         runs: the recordings.
@@ -92,10 +92,10 @@ def use_values_chosen_by_lists(runs: RecordedRuns, dataflow: Dataflow, assumptio
 
 
 def _chooses(code: CodeType, attribute: str) -> bool:
-    """Whether a function does more with a collection in an attribute than to pass it, or an item of it, to a call.
+    """Whether a function does more with a collection in an attribute than pass it, or an item of it, to a call.
 
-    What an op gets is a number like any other. To iterate over the list, to look for something in it, or to take what
-    stands at one of its numbers is a choice.
+    A number that an op receives is like any other. Iterating over the list, searching it, or indexing with one of its
+    numbers is a choice.
     """
     tree = syntax_of(code)
     if tree is None:

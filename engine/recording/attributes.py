@@ -1,7 +1,7 @@
-"""Numbers and flags in attributes that code sets later: the model is recorded with other values of them as well.
+"""Numbers and flags in attributes that code sets later, recorded with other values as well.
 
-A temperature, a coefficient, a counter or a flag that a method, or a function beside the class, writes to differs in
-later calls. Arguments of ops that differ at another value vary, and ops that run only at another value become part of
+A temperature, a coefficient, a counter or a flag that a method, or a function beside the class, writes to may differ in
+later calls. Arguments of ops that differ between values vary, and ops that run only with another value become part of
 the program.
 """
 
@@ -45,7 +45,7 @@ _MOST_CHOICES = 16
 _MOST_WORDS = 6
 
 _READ_FOR_GRADIENTS = {nn.Embedding.forward.__code__: frozenset({"padding_idx", "scale_grad_by_freq", "sparse"})}
-"""Code that reads attributes which its op only uses for the gradient, by code of the function."""
+"""Functions of torch that read an attribute which their op only uses for the gradient."""
 
 
 class Attribute(NamedTuple):
@@ -63,7 +63,7 @@ class Attribute(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """Its present value."""
+        """The current value."""
         return vars(self.module).get(self.name)
 
     @contextmanager
@@ -89,7 +89,7 @@ Setting = Sequence[tuple[Attribute, Any]]
 
 
 class _ReadObserver:
-    """A descriptor that replaces an attribute in a class, and notes of which modules it is read."""
+    """A descriptor that replaces an attribute in a class, and notes which modules it is read from."""
 
     def __init__(self, name: str, reads: set[tuple[int, str]]) -> None:
         self._name, self._reads = name, reads
@@ -112,14 +112,14 @@ class _ReadObserver:
 
 
 class Settings:
-    """The attributes that code writes to, and other values that they may have.
+    """The attributes that code writes to, and other values for them.
 
     Args:
         attributes: attributes of a model that may be set later.
         modules: modules of the model by name.
 
     Attributes:
-        missing: those that could not be recorded at other values, by module and name.
+        missing: attributes that could not be recorded with other values, by module and name.
 
     Example:
         >>> gate = nn.Module()
@@ -141,7 +141,7 @@ class Settings:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Note which attributes the body reads; an attribute that the class defines counts as read."""
+        """Note which attributes the body reads; attributes that the class defines count as read."""
         reads: set[tuple[int, str]] = set()
         pairs = {(type(a.module), a.name) for a in self._attributes}
         own = {(kind, name) for kind, name in pairs if any(name in vars(base) for base in kind.__mro__)}
@@ -162,7 +162,7 @@ class Settings:
         return frozenset(attribute.name for attribute in self._attributes)
 
     def named(self, names: Collection[str]) -> Settings:
-        """Return the settings of the attributes with some names, which all count as read.
+        """Return the settings restricted to attributes with certain names, all of which count as read.
 
         Args:
             names: of the attributes.
@@ -173,14 +173,14 @@ class Settings:
         return chosen
 
     def fixed(self) -> list[Attribute]:
-        """Return the attributes that are read and whose other values are unknown: None, and strings."""
+        """Return the attributes that are read, and for which no other value is known: None, and strings."""
         return [a for a in self._read if a.value is None or type(a.value) is str]
 
     def others(self, guards: Iterable[Guard]) -> list[Setting]:
         """Return the settings to record.
 
         Args:
-            guards: comparisons of the run on the example, which tell at which values a counter makes a difference.
+            guards: comparisons of the run on the example, which show at which values a counter makes a difference.
         """
         real = [a for a in self._read if isinstance(a.value, float)]
         changed = [(a, other_reals(a.value)) for a in real]
@@ -219,7 +219,7 @@ class Settings:
 
         Args:
             guards: of the run on the example.
-            accepts: records a run at a setting, and returns whether it succeeded.
+            accepts: records a run with a setting, and returns whether it succeeded.
         """
         settings, missing = self.others(guards), self.fixed()
         for setting in settings[:_MOST_SETTINGS]:
@@ -236,7 +236,7 @@ class Settings:
 
 
 def other_reals(number: float) -> tuple[float, float, float]:
-    """Return another number, zero and one; the other one is between these, as a probability is, if the number is.
+    """Return another number, zero and one; the other number is in [0, 1], as a probability, if the number is.
 
     Example:
         >>> other_reals(0.0), other_reals(0.5)
@@ -247,13 +247,13 @@ def other_reals(number: float) -> tuple[float, float, float]:
 
 
 def _all_flags(flags: Sequence[Attribute]) -> list[Setting]:
-    """Return the settings in which all of several flags are on, or off."""
+    """Return a setting with all flags on and one with all flags off, if that changes more than one flag."""
     settings = [[(a, value) for a in flags if a.value is not value] for value in (True, False)]
     return [setting for setting in settings if len({(type(a.module), a.name) for a, _ in setting}) > 1]
 
 
 def _layer_counts(attribute: Attribute) -> set[int]:
-    """Return all lengths and indices of a module's list of layers, if an attribute may be one of them."""
+    """Return the lengths and indices of a module's lists of layers, if an attribute may be one of these."""
     lists = (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList)
     most = max((len(child) for child in attribute.module.children() if isinstance(child, lists)), default=-1)
     return set(range(most + 1)) - {attribute.value} if attribute.value <= most <= _MOST_CHOICES else set()
@@ -266,7 +266,7 @@ def _choices(attribute: Attribute) -> Iterator[Any]:
 
 
 def other_choices(value: Any, module: nn.Module, codes: Iterable[CodeType]) -> Iterator[Any]:
-    """Yield what `choices` yields; for a text also words in functions that read it, and one that is none of these.
+    """Yield what `choices` yields; for a string also words in functions that read it, and one that is none of these.
 
     Args:
         value, module: as for `choices`.
@@ -326,15 +326,15 @@ def _attributes(value: str, module: nn.Module) -> Iterator[str]:
 
 
 def turning_points(guard: Guard, numbers: Mapping[tuple[str, str], int], names: set[tuple[str, str]]) -> list[int]:
-    """Return a number for which a comparison has the other outcome if some attributes are that number.
+    """Return a number that reverses a comparison if some attributes have that value.
 
     Args:
         guard: the comparison.
-        numbers: the present numbers, by module and name.
+        numbers: the current numbers, by module and name.
         names: of these attributes, with their modules.
 
     Returns:
-        The number in a list, which is empty if there is none among those that are tried.
+        The number in a list, which is empty if no number that was tried does.
     """
     if not names & {(leaf.module, leaf.name) for leaf in leaves(guard.expr) if isinstance(leaf, AttributeOf)}:
         return []
@@ -359,7 +359,7 @@ def _numbers(expr: Expr, numbers: Mapping[tuple[str, str], int]) -> Iterator[flo
 
 
 def run_signature(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Any]:
-    """Return a description of the ops and outputs of a run, which is equal for runs that compute the same.
+    """Return a description of the ops and outputs of a run that is equal for runs that compute the same.
 
     Args:
         nodes, outputs: of the run.

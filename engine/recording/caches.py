@@ -49,7 +49,7 @@ def clearing_caches(model: nn.Module) -> Iterator[None]:
 def bypassing_caches(model: nn.Module) -> Iterator[None]:
     """Bypass caches for calls with tracked sizes.
 
-    A cached result for an equal shape has untracked numbers, and a lookup would note comparisons of sizes. This covers
+    A cached result for an equal shape has untracked numbers, and the lookup itself would compare sizes. This covers
     functions in the Python modules that define the model's classes, and in einops.
 
     Example:

@@ -1,4 +1,4 @@
-"""Numbers that code which did not run would choose otherwise: ``scale = 1.0 if h > 512 else 0.5``."""
+"""Numbers that code that did not run would choose differently: ``scale = 1.0 if h > 512 else 0.5``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["assume_other_numbers"]
 def assume_other_numbers(
     branches: Iterable[UntakenBranch], modules: Mapping[str, nn.Module], dataflow: Dataflow, assumptions: Assumptions
 ) -> None:
-    """Say of which ops the numbers may be others, as code that did not run chooses them.
+    """Doubt the numbers of ops that code that did not run would choose differently.
 
     Args:
         branches: code that did not run, and may run for other inputs.
@@ -71,12 +71,12 @@ def assume_other_numbers(
 
 
 def _is_plain(value: ast.expr, code: CodeType, own: str = "") -> bool:
-    """Whether an expression is a number, a text or a function, and no variable or result of a call.
+    """Whether an expression is a number, a string or a function, and not a variable or the result of a call.
 
     Args:
         value: the expression.
         code: of the function.
-        own: the variable that it is assigned to, which may be changed: ``n = max(n - 1, 0)``, ``key = key.upper()``.
+        own: the variable that it is assigned to, which it may update: ``n = max(n - 1, 0)``, ``key = key.upper()``.
     """
     if isinstance(value, ast.Constant):
         return value.value is not None
@@ -96,7 +96,7 @@ def _is_plain(value: ast.expr, code: CodeType, own: str = "") -> bool:
 
 
 def _changes_plain_values(function: ast.expr, own: str) -> bool:
-    """Whether a function is one of Python's, or a method of the variable that its result is assigned to."""
+    """Whether a function is a Python builtin, or a method of the variable that its result is assigned to."""
     if isinstance(function, ast.Attribute):
         return isinstance(function.value, ast.Name) and function.value.id == own != ""
     return isinstance(function, ast.Name) and function.id in vars(builtins)
@@ -109,7 +109,7 @@ def _assume_beside_ops(
     assumptions: Assumptions,
     places: Iterable[str],
 ) -> None:
-    """Say what follows where code passes a number that it chooses to no op: to a list, a loop, or a new tensor."""
+    """Extend the assumptions for chosen numbers that no op receives: those for a list, a loop, or a new tensor."""
     spans = {(node.site.code, node.site.span) for node in dataflow.nodes if node.site is not None}
     for code, own in calls.items():
         beside = [picks for span, picks in own.items() if (code, span) not in spans]

@@ -1,4 +1,4 @@
-"""Floats of zero or one in attributes: tracked while a model is recorded, and recorded with other values."""
+"""Attributes that are 0.0 or 1.0: tracked while a model is recorded, and recorded with other values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OTHERS = (0.25, 1.0, 0.0)
 
 
 class Coefficients:
-    """The floats of zero or one that code outside of a model may set.
+    """Attributes that are 0.0 or 1.0, and that code outside a model may set.
 
     Example:
         >>> layer = nn.Module()

@@ -48,10 +48,10 @@ class Recorder(Versions, TorchDispatchMode):
     Args:
         model: gives the names of parameters and buffers, which are known by identity.
         fakes: substitutes tensors without data, or None to run on the real ones.
-        changing: the tensors about whose numbers nothing is known beforehand; none by default.
+        changing: the tensors whose numbers may change between calls; none by default.
 
     Attributes:
-        data_decisions: what code asked of the numbers in tensors in the latest run.
+        data_decisions: the decisions of code on the numbers in tensors, in the latest run.
     """
 
     def __init__(self, model: nn.Module, fakes: Fakes | None, changing: MutableState | None = None) -> None:
@@ -99,7 +99,7 @@ class Recorder(Versions, TorchDispatchMode):
             self._leave_with(out)
 
     def _leave_with(self, out: Any) -> None:
-        """Note as outputs what is returned, what else outlives the call, and what was written to from outside."""
+        """Note the outputs: returned tensors, others that outlive the call, and existing ones that were written to."""
         self._outputs += [self._read(t) for t in tensors_in(out)]
         leaves = {key: t for key, t in self._alive.items() if key in self._leaves}
         for tensor in [t for key, t in leaves.items() if key in self._homes and self._homes[key].storage.version]:
@@ -123,7 +123,7 @@ class Recorder(Versions, TorchDispatchMode):
             self._weights |= set(self._computed_weights())
 
     def _computed_weights(self) -> Iterator[tuple[str, str]]:
-        """Yield module and name of each attribute that holds what is made of parameters and buffers alone."""
+        """Yield module and name of each attribute that holds a tensor computed from parameters and buffers alone."""
         for name, module in distinct_modules(self._model).items():
             attributes = vars(module)
             if self._current.keys().isdisjoint(map(id, attributes.values())):
@@ -133,26 +133,26 @@ class Recorder(Versions, TorchDispatchMode):
                     yield name, key
 
     def has_computed(self, tensor: Tensor) -> bool:
-        """Whether an op of the present run, or of the one that has just ended, computed a tensor."""
+        """Whether an op of the current run, or of the one that has just ended, computed a tensor."""
         value = self._current.get(id(tensor))
         return value is not None and value.producer is not None
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor is part of the program, and no module that is not looked into runs."""
+        """Whether a tensor is part of the program, and no opaque module is running."""
         if self._inside is not None:
             return False
         key = id(tensor)
         return key in self._current or key in self._fakes or key in self._names or key in self._owned
 
     def read(self, tensor: Tensor) -> None:
-        """Note that Python gets at the numbers in a tensor: all of it counts, and what follows is not a constant."""
+        """Note that Python reads the numbers in a tensor: all of it is used, and what depends on it is not constant."""
         site = self._provenance.site
         self._provenance.reads = True
         self._decisions.setdefault(site, None)
         self._exit(tensor if self._maker is None else self._substitute(tensor), f"is read by the code ({site})")
 
     def adopt(self, tensor: Tensor) -> None:
-        """Take up a tensor that Python made of numbers which may follow from what was read: it varies."""
+        """Adopt a tensor that Python built from numbers that may depend on a read: it varies."""
         self._current[id(tensor)] = self._value(tensor)
         self._place(tensor)
 
@@ -164,13 +164,13 @@ class Recorder(Versions, TorchDispatchMode):
         return (self._stack[-1], False) if name is None else (name, True)
 
     def another(self) -> Recorder:
-        """Return a recorder of the same model that has recorded nothing; what code runs in it has run."""
+        """Return an empty recorder of the same model; code that runs in it counts as having run here, too."""
         recorder = Recorder(self._model, self._maker, self._changing)
         recorder.coverage.functions, recorder.coverage.unread = self.coverage.functions, self.coverage.unread
         return recorder
 
     def assumptions(self, args: Any, kwargs: Any, functions: Functions) -> Assumptions:
-        """Return what code that no run reached could do.
+        """Return the assumptions about code that no run reached.
 
         Args:
             args, kwargs: of the example.
@@ -193,14 +193,15 @@ class Recorder(Versions, TorchDispatchMode):
         return assumptions_about_unreached_code(runs, arguments, declared, functions)
 
     def assume_unreached(self, args: Any, kwargs: Any, functions: Functions) -> None:
-        """Extend the program by what code that no run reached could do.
+        """Add to the program what code that no run reached could do.
 
         Args:
             args, kwargs, functions: as for `assumptions`.
         """
         assumptions = self.assumptions(args, kwargs, functions)
+        outputs = {value.index for value in self._outputs}
         for value, reason in assumptions.used.values():
-            if all(value is not output for output in self._outputs):
+            if value.index not in outputs:
                 self._exits[value.index] = reason
                 self._outputs.append(value)
         self._unsettled = dict.fromkeys(self.others.carried(self._nodes), True)
@@ -215,7 +216,7 @@ class Recorder(Versions, TorchDispatchMode):
     # ------------------------------------------------------------------ an op
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an op; record it where it touches the inputs, a parameter or something made from them."""
+        """Run an op; record it if it reads the inputs, a parameter, or something computed from these."""
         with torch._C.DisableTorchFunction():  # vmap calls ops with the model's function modes on, and ours
             return self._op(func, args, kwargs or {})
 
@@ -262,14 +263,14 @@ class Recorder(Versions, TorchDispatchMode):
     # ------------------------------------------------------------------ a module whose ops are not recorded
 
     def enter(self, module: nn.Module) -> None:
-        """Stop recording: the module is one node, whatever it does inside."""
+        """Stop recording: the module becomes one node, whatever it does inside."""
         if self._inside is None:
             self._inside = OpaqueCall(module)
         elif self._inside.module is module:
             self._inside.depth += 1
 
     def leave(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-        """Go on recording, with a node that reads all that the module could."""
+        """Resume recording, with a node that reads everything the module could."""
         inside = self._inside
         if inside is None or not inside.left(module):
             return
@@ -305,7 +306,7 @@ class Recorder(Versions, TorchDispatchMode):
         return out
 
     def _beside(self, out: Any, args: Any, kwargs: Any) -> Any:
-        """Return what an op gives that is not part of the program; what it makes of what may change may change too."""
+        """Return the result of an op outside the program; it may change if one of its inputs may change."""
         if self._changing is not None and any(map(self._may_change, tensors_in((args, kwargs)))):
             self._changing.follow(tensors_in(out))
         return out
@@ -335,9 +336,9 @@ class Recorder(Versions, TorchDispatchMode):
         return fake
 
     def assign(self, tensor: Tensor, data: Tensor) -> None:
-        """Carry out ``tensor.data = data``: from now on a tensor stands for other memory, and so for another value.
+        """Perform ``tensor.data = data``: from now on the tensor stands for other memory, and so for another value.
 
-        A real one that has a substitute keeps its own, or the model would lose what it has learned.
+        A real tensor with a substitute keeps its own memory, or the model would lose its weights.
         """
         self._written.update(filter(None, [self._names.get(id(tensor))]))
         if self._maker is None or isinstance(tensor, FakeTensor):
@@ -350,7 +351,7 @@ class Recorder(Versions, TorchDispatchMode):
             self._hold(tensor)
 
     def _constants(self, tensor: Tensor, fake: Tensor) -> None:
-        """A real tensor that no module registers: keep its data with the value."""
+        """Keep the data of a real tensor that no module registers with its value."""
         self._leaves.add(id(fake))
         self._current[id(fake)] = self._value(fake, data=None if self._may_change(tensor) else tensor.detach())
         self._place(fake)
@@ -385,7 +386,7 @@ class Recorder(Versions, TorchDispatchMode):
                 self._hold(tensor)
 
     def _sizes(self, func: Any, values: Mapping[str, Any]) -> dict[tuple[str, int], Expr]:
-        """Match the numbers that reached the op, but for dimensions, with those that the user's code passed."""
+        """Match the numbers that reached the op, except for dimensions, with those that the user's code passed."""
         expressions: dict[tuple[str, int], Expr] = {}
         if not self._provenance.tagged:
             return expressions

@@ -469,7 +469,7 @@ class Broken(Module):
 
 def test_a_step_that_cannot_be_recorded_is_refused(tmp_path: Path) -> None:
     """Before the first epoch, by its name, with what to do; and nothing is recorded where that is asked for."""
-    with pytest.raises(MisconfigurationException, match="'training_step' cannot be recorded.*no such batch.*steps=False"):
+    with pytest.raises(MisconfigurationException, match="'training_step' cannot be recorded.*no such batch.*steps="):
         trained(Broken(), tmp_path, compact=True)
     with pytest.raises(ValueError, match="no such batch"):
         fit(Broken(), tmp_path, ModelCompaction(when=1, steps=False), MaskingCallback())
