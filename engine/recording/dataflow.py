@@ -1,4 +1,4 @@
-"""How recorded values flow: which ops read them, what enters and leaves a module, what is computed from nothing."""
+"""Flow of recorded values: the ops that read them, the values that enter and leave a module, and constants."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Dataflow:
         return frozenset((leaf.module, leaf.name) for leaf in sizes if isinstance(leaf, AttributeOf))
 
     def nodes_in(self, module: str) -> list[Node]:
-        """Return the ops that run in a module and its parts, those of shared modules that they call as well."""
+        """Return the ops that run in a module and its parts, including shared modules that they call."""
         return [n for n in self.nodes if any(is_inside(name, module) for name in (n.module, *n.callers))]
 
     def boundary(self, module: str) -> tuple[list[Value], list[Value]]:
-        """Return the values that a module reads from outside, and those that it computes for the outside."""
+        """Return the values that a module reads from outside, and those of its results that are read outside."""
         if module not in self._boundaries:
             inside = self.nodes_in(module)
             results = {v.index: v for n in inside for v in n.outputs}
@@ -72,7 +72,7 @@ class Dataflow:
         Args:
             value: the value.
             others: the values.
-            aligned: whether all ops between have to keep the shape, and each entry in its channel.
+            aligned: whether all ops in between have to preserve the shape, and the channel of each entry.
         """
         wanted, waiting, seen = {other.index for other in others}, [value], {value.index}
         while waiting:
@@ -87,7 +87,7 @@ class Dataflow:
         return False
 
     def is_constant(self, value: Value) -> bool:
-        """Whether neither inputs nor parameters determine the numbers in a value."""
+        """Whether the numbers in a value depend on neither inputs nor parameters."""
         if not self.contains(value) or value.stored:
             return False
         if value.producer is None:
@@ -97,7 +97,7 @@ class Dataflow:
         return all(map(self.is_constant, node.inputs[reads_shape_only:]))
 
     def channel_dim(self, value: Value) -> int | None:
-        """Return the dimension of a value over which all its consumers contract; None if there is no such one."""
+        """Return the dimension of a value over which all its consumers contract; None if there is none."""
         if value.index not in self._channel_dims:
             dims: set[int | None] = set()
             for node in self._consumers.get(value.index, ()):

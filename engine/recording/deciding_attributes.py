@@ -1,7 +1,7 @@
-"""Attributes that decide whether code runs: the model is recorded at values at which that code does.
+"""Attributes that decide whether code runs, recorded with values for which that code does run.
 
-No code sets them, but a user may, and code that did not run may keep all channels of what it reads. A run at another
-value shows what it does with them. Attributes of a module's objects count as well: ``self.config.is_decoder``.
+No code sets them, but a user may, and code that did not run keeps all channels of whatever it reads. A run with another
+value shows what it really does. Attributes of objects that a module holds count as well: ``self.config.is_decoder``.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from engine.source.syntax import compares_with_none, nodes_of
 __all__ = ["record_deciding_attributes"]
 
 _MOST_SETTINGS = 16
-"""At how many settings the model is recorded."""
+"""Maximum number of recorded settings."""
 
 _PLAIN = (bool, int, float, str)
 
 _LIBRARIES = (__name__.partition(".")[0], torch.__name__)
-"""Packages whose layers keep their settings (``batch_first``); those of this one stand in for layers of torch."""
+"""Packages whose layers keep their settings (``batch_first``); this package's own layers replace layers of torch."""
 
 
 class _Candidate(NamedTuple):
-    """An attribute that decides on code which did not run.
+    """An attribute that decides whether certain code runs.
 
     Attributes:
-        place: an attribute of a module, or of an object that this holds.
-        key: what attributes of several modules of a class have in common.
+        place: the attribute, of a module or of an object that the module holds.
+        key: a key that is equal for the same attribute of several modules of a class.
         path: from the module: ``config.is_decoder``.
-        function, branch: the code.
-        condition: in which the attribute is read.
+        function, branch: the code that did not run.
+        condition: the expression that reads the attribute.
     """
 
     place: Attribute | OuterRead
@@ -66,11 +66,11 @@ class _Candidate(NamedTuple):
     condition: ast.expr
 
     def in_model(self, path: str) -> str:
-        """Return what the path of an attribute, or an argument of the method, is called in the model."""
+        """Return the name in the model of an attribute of the module, or of an argument of its method."""
         return f"{self.function.owner}.{path}".lstrip(".")
 
     def arguments(self) -> set[str]:
-        """Return what the method's arguments are called in the model on which the condition depends."""
+        """Return the names in the model of the method's arguments on which the condition depends."""
         own, *arguments = arguments_of(self.function.function.code)
         tested = variables_tested([self.condition], self.function.function.tree) - {own}
         return {self.in_model(name) for name in arguments if name in tested}
@@ -78,13 +78,13 @@ class _Candidate(NamedTuple):
 
 @dataclass
 class _Deciding:
-    """An attribute, of several modules of a class, that decides on code which did not run.
+    """An attribute of several modules of a class that decides whether certain code runs.
 
     Attributes:
-        places: attributes of modules, or of objects that these hold.
-        branches: the code, with the coverage of its function.
-        conditions: expressions in which it is read.
-        names: what it is called in the model: ``encoder.config.is_decoder``.
+        places: the attribute in each module, or in an object that the module holds.
+        branches: the code that did not run, with the coverage of its function.
+        conditions: expressions that read the attribute.
+        names: its names in the model: ``encoder.config.is_decoder``.
         arguments: of methods on which the conditions depend as well: ``encoder.return_dict``.
     """
 
@@ -95,7 +95,7 @@ class _Deciding:
     arguments: set[str] = field(default_factory=set)
 
     def waits(self) -> bool:
-        """Whether some of the code still did not run."""
+        """Whether some of the code has still not run."""
         return any(coverage.ran.isdisjoint(branch.offsets) for coverage, branch in self.branches)
 
 
@@ -106,14 +106,14 @@ def record_deciding_attributes(
     changing: MutableState,
     unread: Callable[[], Assumptions],
 ) -> None:
-    """Record the model at values at which code runs that did not and that keeps channels, as far as it accepts them.
+    """Record the model with values for which code runs that has not run and would keep channels.
 
     Args:
         recorder: of the model.
-        way: in which the model runs on the example.
+        way: the default way to run the model on the example.
         modules: all modules by name.
-        changing: names the attributes that are recorded at other values anyway, or declared to keep theirs.
-        unread: returns what code could do that did not run.
+        changing: lists the attributes that are recorded with other values elsewhere, or declared to keep theirs.
+        unread: returns the assumptions about code that did not run.
     """
     candidates = functools.partial(_candidates, recorder.coverage, modules, changing)
     places = unread().keeping if any(True for _ in candidates(None)) else ()
@@ -136,17 +136,17 @@ def record_deciding_attributes(
 def _settle_rejected(
     group: _Deciding, recorder: EntryRecorder, model: nn.Module, changing: MutableState, error: BaseException
 ) -> None:
-    """Let a flag stay as it is at whose other value the results of modules do not fit the code that takes them.
+    """Take a flag for fixed if, with its other value, the results of modules do not fit the code that receives them.
 
-    That code asks a container that was filled in this run for an attribute which it lacks. A flag that code sets, or
-    beside which a condition asks for an argument that code passes, may meet other code in another call.
+    This is the case if code reads an attribute that is missing from a container filled in this run. A flag that code
+    sets, or whose condition also reads an argument that code passes, may meet other code in another call.
 
     Args:
         group: the flag.
-        recorder: with the run that failed.
-        model: whose code sets flags, and passes arguments.
-        changing: learns what stays.
-        error: which ended the run.
+        recorder: the recorder, with the run that failed.
+        model: the model whose code sets flags and passes arguments.
+        changing: is told which flags are fixed.
+        error: the error that ended the run.
     """
     if not (isinstance(error, AttributeError) and type(error.obj) in (tuple, list, dict)):
         return
@@ -161,11 +161,11 @@ def _settle_rejected(
 
 
 def _passes_any(arguments: Collection[str], own: Collection[CodeType], model: nn.Module) -> bool:
-    """Whether code of a model passes some of the arguments of its methods by name, or more than one by position.
+    """Whether a model's code passes some arguments of its methods by name, or more than one by position.
 
     Args:
-        arguments: with the modules whose methods they are arguments of: ``encoder.return_dict``.
-        own: code of these methods, which may hand them on.
+        arguments: arguments, prefixed by the module whose method takes them: ``encoder.return_dict``.
+        own: code of these methods, which may pass them on.
         model: the model.
     """
     names = {argument.rpartition(".")[2] for argument in arguments}
@@ -181,7 +181,7 @@ def _passes_any(arguments: Collection[str], own: Collection[CodeType], model: nn
 def _candidates(
     coverage: CoverageTracer, modules: Mapping[str, nn.Module], changing: MutableState, places: Collection[str] | None
 ) -> Iterator[_Candidate]:
-    """Yield attributes that decide on code which did not run, at some places or anywhere."""
+    """Yield attributes that decide whether code runs that has not run, at certain places or anywhere."""
     for function in list(coverage.functions.values()):
         file = function.function.code.co_filename
         pending = [b for b in function.pending() if not (b.skipped or b.computes_nothing)]
@@ -207,9 +207,9 @@ def _candidates(
 
 
 def _attributes_read(branch: Branch, function: FunctionCoverage, module: nn.Module) -> Iterator[tuple[str, ast.expr]]:
-    """Yield the attributes of a module that decide whether a branch runs (``config.is_decoder``), and the condition.
+    """Yield the attributes of a module that decide whether a branch runs (``config.is_decoder``), with the condition.
 
-    Those count as well from which a variable in the condition is computed, such as one that fills in for an argument.
+    Attributes from which a variable in the condition is computed count as well, such as a default for an argument.
     """
     own, tree = function.function.code.co_varnames[0], function.function.tree
     conditions = [c for c in (branch.test, *branch.earlier) if isinstance(c, ast.expr)]
@@ -219,7 +219,7 @@ def _attributes_read(branch: Branch, function: FunctionCoverage, module: nn.Modu
 
 
 def _other_values(group: _Deciding, guards: Collection[Guard], numbers: Mapping[tuple[str, str], int]) -> Iterator[Any]:
-    """Yield other flags, numbers at which comparisons may come out otherwise, texts that these contain, and None."""
+    """Yield the other flag, numbers that may reverse the comparisons, strings in these comparisons, and None."""
     written = [node.value for condition in group.conditions for node in nodes_of(condition, ast.Constant)]
     others: list[Any] = []
     for kind in {type(place.value) for place in group.places}:

@@ -1,4 +1,4 @@
-"""Ops that run inside functions which the caller chooses, by name or as an argument: others may do anything."""
+"""Ops inside functions that the caller chooses, by name or as an argument: another function may do anything."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def assume_nothing_of_dynamic_calls(
     Args:
         nodes: the recorded ops.
         coverages: the functions that ran.
-        options: returns, for the code of a function, its arguments that may be functions of the caller's.
+        options: returns, for the code of a function, its arguments that may be functions chosen by the caller.
         mutability: of the model's attributes.
         assumptions: is extended.
     """
@@ -48,7 +48,7 @@ def _nodes_in_dynamic_calls(
     options: Callable[[CodeType], Collection[str]],
     mutability: Mutability,
 ) -> Iterator[tuple[Node, str]]:
-    """Yield the ops of dynamic calls, with the places of these; for a call without ops, all ops of its function."""
+    """Yield the ops of dynamic calls with the places of the calls; for a call without ops, all ops of the function."""
     nodes_by_code: dict[CodeType, list[Node]] = defaultdict(list)
     for node in nodes:
         if node.site is not None:

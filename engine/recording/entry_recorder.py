@@ -1,4 +1,4 @@
-"""A recorder for entries: values that enter from outside of the model vary."""
+"""A recorder for entries, in which values from outside the model vary."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from engine.recording.tensor_backup import TensorBackup
 __all__ = ["EntryRecorder", "TooLargeError"]
 
 _MOST_TIMES, _ALWAYS_FINE = 8, 1024
-"""How many times as many entries as the example inputs may have that run on data, and how many are never too many."""
+"""Maximum size of inputs that run on data: a multiple of the example's, or this number of entries if that is more."""
 
 
 class TooLargeError(TraceError):
-    """Raised for inputs that are so large that the model is not run on them."""
+    """Raised for inputs that are too large to run the model on."""
 
 
 class EntryRecorder(Recorder):
     """Records entries beside forward.
 
-    Other modules, attributes and random numbers are inputs of an entry whose numbers are unknown. Tensors that it
-    differentiates are outputs. Its writes outside of the model are undone.
+    Other modules, attributes and random numbers are inputs with unknown numbers. Tensors that an entry differentiates
+    are outputs. Its writes outside the model are undone.
 
     Args:
         model, fakes, changing: as those of a `Recorder`.
         literal: the op that creates a tensor from numbers in the code.
 
     Attributes:
-        entries: recorded entries, and the variants in which they run otherwise.
+        entries: recorded entries, and the variants in which something else runs.
         on_data: names of the entries that were recorded on real data.
-        may_take_data: whether an entry is recorded on real data where it rejects tensors without.
+        may_take_data: whether an entry that rejects tensors without data may be recorded on real data.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class EntryRecorder(Recorder):
     def run(self, call: Callable[[Any, Any], Any], args: Any, kwargs: Any, stack: list[str], path: str) -> None:
         """Record ``call(args, kwargs)``, the first time on the example.
 
-        All that a run on data computes is in memory until it ends: a batch of 8192, which a number in the code asks
-        for, would take gigabytes.
+        A run on data keeps all results in memory until it ends: a batch of 8192, tried because of a number in the code,
+        would take gigabytes.
         """
         entries = sum(t.numel() for t in tensors_in((args, kwargs)))
         self._entries_of_example = self._entries_of_example or entries
@@ -91,7 +91,7 @@ class EntryRecorder(Recorder):
 
     @contextmanager
     def on_data_alone(self) -> Iterator[None]:
-        """Record runs in the body on real data."""
+        """Record the runs in the body on real data."""
         maker, self._maker = self._maker, None
         try:
             yield
@@ -100,7 +100,7 @@ class EntryRecorder(Recorder):
 
     @contextmanager
     def without_data(self) -> Iterator[None]:
-        """Record no run in the body on real data, in which one process of several would wait for the others."""
+        """Record no run in the body on real data, because a single process of several would wait for the others."""
         self.may_take_data = False
         try:
             yield
@@ -109,7 +109,7 @@ class EntryRecorder(Recorder):
 
     @property
     def real(self) -> bool:
-        """Whether it records on real data only."""
+        """Whether the recorder only records on real data."""
         return self._fake_maker is None
 
     def _forget(self) -> None:

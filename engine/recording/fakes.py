@@ -1,9 +1,9 @@
-"""Tensors without data, and what ops do to their sizes: `FakeTensorMode`, with a memory.
+"""Tensors without data, and ops on them: a `FakeTensorMode` that caches the effects of ops on sizes.
 
-Most ops of a model are calls that were made before with the same sizes: the blocks of a network repeat. What an op
-returns is then a matter of record, and only its new tensors have to be created. Remembered are ops whose outputs are
-fresh memory, or arguments that were passed in; all others (views, data-dependent ops, ops on constants) run in the mode
-each time. Of an op that computes each element by itself, one call is remembered for all sizes.
+Most calls of ops in a model repeat earlier ones with the same sizes, because the blocks of a network repeat. Then the
+layout of the result is known, and only new tensors have to be created. Ops are cached if their outputs are new memory,
+or arguments that were passed in; all others (views, data-dependent ops, ops on constants) run in the mode each time.
+For elementwise ops, one cached call serves all sizes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PLAIN = frozenset({*_SCALARS, *_TOKENS})
 
 
 class Layout(NamedTuple):
-    """Sizes, strides, type and place of a tensor in memory of its own.
+    """Sizes, strides, dtype and device of a tensor with its own memory.
 
     Example:
         >>> Layout.of(torch.zeros(2, 3)) == Layout.contiguous((2, 3), torch.ones(1))
@@ -42,12 +42,12 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> Layout:
-        """That of a tensor."""
+        """Return the layout of a tensor."""
         return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
 
     @classmethod
     def contiguous(cls, shape: tuple[int, ...], like: Tensor) -> Layout:
-        """That of a contiguous tensor of these sizes, with the type and the place of another one."""
+        """Return the layout of a contiguous tensor of these sizes, with the dtype and the device of another one."""
         return cls(shape, _usual_stride(shape), like.dtype, like.device)
 
 
@@ -63,7 +63,7 @@ class _Argument(NamedTuple):
 
 
 class _Recipe(NamedTuple):
-    """How to make what an op puts out; ``container`` is None for a single tensor."""
+    """How to create the outputs of an op; ``container`` is None for a single tensor."""
 
     container: type | None
     parts: tuple[Layout | _Argument, ...]
@@ -77,21 +77,21 @@ _RECIPES_BY_ELEMENT: dict[Any, _Recipe | None] = {}
 
 
 class _Mode(FakeTensorMode):
-    """The mode, which asks once whether there is another device: to ask loads the driver's library, twice per op."""
+    """The mode, which checks for other devices once; torch checks twice per op, which loads the driver's library."""
 
     @functools.cached_property
     def avoid_device_init(self) -> bool:  # type: ignore[override]
-        """Whether tensors of other devices must not start these."""
+        """Whether tensors of other devices must not initialise these."""
         return bool(super().avoid_device_init)
 
 
 class _NoKey(Exception):
-    """There is something among the arguments that a key cannot consist of."""
+    """Raised for an argument that cannot be part of a key."""
 
 
 @functools.cache
 def _states_keep_their_shape() -> bool:
-    """Whether an LSTM rewritten in Python, as torch does here, returns states as they came in; that of 2.6 does not."""
+    """Whether torch's LSTM in Python, used here, returns states in their input shape; that of torch 2.6 does not."""
     state, weights = torch.zeros(2, 1), [torch.zeros(4, 1), torch.zeros(4, 1), torch.zeros(4), torch.zeros(4)]
     _, (last, _) = one_layer_lstm(torch.zeros(1, 2, 1), (state, state), weights, True)
     shape: torch.Size = last.shape
@@ -103,10 +103,10 @@ def _no_layout(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> N
 
 
 class Fakes:
-    """Makes and runs tensors without data. What was learned of ops is shared in the process.
+    """Creates tensors without data, and runs ops on them. The cache of ops is shared in the process.
 
     Args:
-        layout_of: returns the layout of what a call returns; None leaves it to the mode.
+        layout_of: returns the layout of a call's result; None leaves it to the mode.
 
     Attributes:
         mode: the mode that knows all ops.
@@ -141,7 +141,7 @@ class Fakes:
         return fake
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Return a tensor like this one without data. Tensors that share memory do so as fakes; keep them alive."""
+        """Return a fake of a tensor. Fakes of tensors that share memory share it, too; keep the tensors alive."""
         with torch.inference_mode(False):
             plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided and not tensor.is_meta
             if not plain or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
@@ -170,7 +170,7 @@ class Fakes:
         return self._fresh(Layout.of(tensor))
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Return what an op gives; all tensors among its arguments are fake."""
+        """Return the result of an op whose tensor arguments are all fake."""
         layout = self._layout_of(func, args, kwargs)
         if layout is not None:
             return self._fresh(layout)
@@ -204,7 +204,7 @@ class Fakes:
             return func(*args, **kwargs)
 
     def _holds_constants(self) -> bool:
-        """Whether the mode knows the numbers in some tensors, which it has to forget where they are written to."""
+        """Whether the mode knows the numbers in some tensors, which it has to forget when they are written to."""
         return bool(self.mode.fake_tensor_converter.constant_storage_mapping)
 
     def _fresh(self, what: Layout) -> Tensor:
@@ -212,7 +212,7 @@ class Fakes:
         return self._fake(meta, what.device)
 
     def _fake(self, meta: Tensor, device: torch.device) -> Tensor:
-        """Return a fake tensor, as the constructor does, which takes longer than all else that is done for most ops.
+        """Return a fake tensor like the constructor, which takes longer than everything else for most ops.
 
         All new ones of a device have the same attributes; the constructor runs for the first.
         """
@@ -233,7 +233,7 @@ class Fakes:
         return outputs[0] if recipe.container is None else recipe.container(outputs)
 
     def _view(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], inputs: list[Tensor]) -> Any:
-        """A plain view needs no more than its own arithmetic, on the tensors' own memory."""
+        """Compute a plain view directly, on the memory of the tensors."""
         elsewhere = "device" in kwargs or any(isinstance(a, torch.device) for a in args)
         if len(inputs) != 1 or not func.is_view or elsewhere or self._holds_constants():
             return self._run(func, args, kwargs)
@@ -246,10 +246,10 @@ class Fakes:
 
 
 def _key(tree: Any, inputs: list[Tensor]) -> Any:
-    """Return what an argument's effect on sizes follows from, and collect its tensors.
+    """Return everything about an argument that may affect sizes, and collect its tensors.
 
     Raises:
-        _NoKey: for what is not known to be harmless.
+        _NoKey: for an argument of another type, which may affect sizes in unknown ways.
     """
     kind = type(tree)
     if kind in _PLAIN:
@@ -267,10 +267,10 @@ def _key(tree: Any, inputs: list[Tensor]) -> Any:
 
 
 def _by_element(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], inputs: Sequence[Tensor]) -> Any:
-    """Return what decides on the outputs of an op whatever the sizes of its inputs; None where sizes decide.
+    """Return a key for the outputs of an op that is independent of sizes; None if outputs depend on sizes.
 
-    An element of the output follows from the same element of each input, so the sizes and the order of the output are
-    those of the inputs, where these agree and there is only one way to say their order. What remains is the dtype.
+    Each element of the output depends on the same element of each input, so sizes and memory order of the output are
+    those of the inputs, if these agree and their order is unambiguous. What remains is the dtype.
     """
     if torch.Tag.pointwise not in func.tags or not inputs:
         return None
@@ -302,7 +302,7 @@ def _remember(recipes: dict[Any, _Recipe | None], key: Any, recipe: _Recipe | No
 
 
 def _recipe(out: Any, inputs: list[Tensor], before: list[Layout]) -> _Recipe | None:
-    """Return how to make these outputs again; None where they are views, or where an argument was changed."""
+    """Return how to create these outputs again; None if they are views, or if an argument was changed."""
     single = isinstance(out, Tensor)
     outputs = [out] if single else list(out) if type(out) in (list, tuple) else []
     if not outputs or not all(isinstance(t, FakeTensor) and t.constant is None for t in outputs):

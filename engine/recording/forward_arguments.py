@@ -19,12 +19,12 @@ __all__ = ["ForwardArguments", "functions_that_choose"]
 
 
 class ForwardArguments:
-    """The arguments of a model's forward that other calls may pass otherwise than the example does.
+    """The arguments of a model's forward that other calls may pass with other values than the example.
 
     Args:
         model: the model.
         args, kwargs: of the example.
-        declared: whether the user declares an argument to keep its value.
+        declared: returns whether the user declares that an argument keeps its value.
         sized: places at which sizes decide that differ between inputs; what they choose is an option, too.
 
     Attributes:
@@ -60,7 +60,7 @@ class ForwardArguments:
         self._omitted_elsewhere = passed_arguments(model, self._omitted) if self._omitted else PassedArguments()
 
     def options_of(self, code: CodeType) -> Collection[str]:
-        """Return the arguments of a function that the example gives no tensor: those of forward, or what follows them.
+        """Return the arguments of a function that are no tensors in the example: forward's own, and those they reach.
 
         Args:
             code: of the function.
@@ -68,7 +68,7 @@ class ForwardArguments:
         return self._options if code is self.code else self._passed.by_code.get(code, frozenset())
 
     def omitted_in(self, code: CodeType) -> Collection[str]:
-        """Return the arguments of a function that are None or empty in the example, and something in other calls.
+        """Return the arguments of a function that are None or empty in the example, but may not be in other calls.
 
         Args:
             code: of the function.
@@ -80,7 +80,7 @@ class ForwardArguments:
 
         Args:
             code: of the function.
-            module: of whose calls alone; of all by default.
+            module: restricts the result to calls of this module; all modules by default.
         """
         passed = self._passed
         return self._names | (
@@ -89,7 +89,7 @@ class ForwardArguments:
 
 
 def _bound(model: nn.Module, args: Any, kwargs: Any) -> inspect.BoundArguments | None:
-    """Return the arguments of an example by name; None where forward tells no names, or does not take them."""
+    """Return the arguments of an example by name; None if forward has no signature, or rejects them."""
     try:
         return signature_of(model.forward).bind_partial(*args, **kwargs)
     except (TypeError, ValueError):
@@ -97,7 +97,7 @@ def _bound(model: nn.Module, args: Any, kwargs: Any) -> inspect.BoundArguments |
 
 
 def _names_and_options(bound: inspect.BoundArguments | None) -> tuple[set[str], set[str]]:
-    """Return the names of the arguments of forward, and of those that an example gives no tensor."""
+    """Return the names of the arguments of forward, and of those that are no tensors in the example."""
     if bound is None:
         return set(), set()
     names = set(bound.signature.parameters)
@@ -121,13 +121,13 @@ def _is_empty(value: Any) -> bool:
 
 
 def functions_that_choose(model: nn.Module, chooses: Callable[[CodeType], bool]) -> Sequence[FunctionType | MethodType]:
-    """Return the methods of modules, and the functions in their files, that choose something, and those that call them.
+    """Return the methods of modules, and functions in their files, that choose something, and their callers.
 
-    Which function a call means is a matter of names here: one too many does no harm.
+    Callers are found by name only: one too many does no harm.
 
     Args:
         model: the model.
-        chooses: whether a function does, by its code.
+        chooses: returns whether a function does, given its code.
     """
     functions: list[FunctionType | MethodType] = [
         MethodType(function, module)

@@ -1,4 +1,4 @@
-"""What an entry asks of autograd while it is recorded, where nothing is differentiated."""
+"""Answers to an entry's calls of autograd while it is recorded, when nothing is differentiated."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class GradientRequests(TorchFunctionMode):
     """Answers ``backward``, `torch.autograd.grad` and ``.grad`` in a run that records.
 
     Args:
-        leave: is given tensors that are differentiated: a loss is an output.
-        derive: is given what is differentiated and with respect to what; makes the gradients.
+        leave: receives tensors that are differentiated: a loss is an output.
+        derive: receives the outputs to differentiate and the inputs; returns the gradients.
     """
 
     def __init__(
@@ -39,12 +39,12 @@ class GradientRequests(TorchFunctionMode):
         self._losses: list[Tensor] = []
 
     def reset(self) -> GradientRequests:
-        """Return itself for another run."""
+        """Reset the state for another run, and return the object itself."""
         self._losses = []
         return self
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Answer what concerns gradients; run everything else."""
+        """Answer calls that concern gradients, and run all others."""
         kwargs = kwargs or {}
         if func in (Tensor.backward, torch.autograd.backward):
             losses = list(tensors_in((args, kwargs)))
@@ -59,7 +59,7 @@ class GradientRequests(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _gradients(self, outputs: Any, inputs: Any, grad_outputs: Any = None, **options: Any) -> tuple[Tensor, ...]:
-        """Return tensors that follow, in no known way, from all that is differentiated."""
+        """Return tensors that depend in an unknown way on everything that is differentiated."""
         sources = list(tensors_in((outputs, grad_outputs)))
         return tuple(self._derive(sources, list(tensors_in(inputs))))
 

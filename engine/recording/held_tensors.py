@@ -1,4 +1,4 @@
-"""The tensors that an object holds: a function in its closure, a generator in its variables, others in attributes."""
+"""Tensors reachable from an object: in a function's closure, a generator's variables, or other objects' attributes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ _NOT_FOLLOWED = (
 def tensors_held_by(thing: Any) -> Iterator[Tensor]:
     """Yield the tensors that are reachable from an object, nearest first; modules are not entered.
 
-    What Python's garbage collector sees is followed: an iterator holds its list, a partial function its arguments. Of a
-    function that is its closure and its defaults, not its globals; of a generator its variables.
+    The references known to Python's garbage collector are followed: from an iterator to its list, from a partial
+    function to its arguments; from a function to its closure and defaults, not its globals; from a generator to its
+    variables.
 
     Args:
-        thing: any object; at most 2000 objects behind it are looked at.
+        thing: any object; at most 2000 objects reachable from it are visited.
 
     Example:
         >>> h = torch.ones(2)
@@ -51,14 +52,14 @@ def tensors_held_by(thing: Any) -> Iterator[Tensor]:
 
 
 def tensors_of_variable(held: Any) -> tuple[str, Sequence[Tensor]]:
-    """Return the tensors that code may read by way of a variable.
+    """Return the tensors that code may reach through a variable.
 
     Args:
-        held: by the variable.
+        held: the value of the variable.
 
     Returns:
-        ``"values"`` where it is a tensor, or a container of nothing but tensors and plain data, ``"inside"`` where
-        another kind of object holds some of them; and up to 64 tensors.
+        ``"values"`` for a tensor, or a container of nothing but tensors and plain data, ``"inside"`` if another kind of
+        object holds some of the tensors; and up to 64 tensors.
 
     Example:
         >>> h = torch.ones(2)
@@ -73,7 +74,7 @@ def tensors_of_variable(held: Any) -> tuple[str, Sequence[Tensor]]:
 
 
 def holds_nothing_but_tensors(held: Any) -> bool:
-    """Whether an object is a list, a tuple or a dictionary of tensors, of None, and of further ones of these.
+    """Whether an object is a list, a tuple or a dictionary of tensors, None, and further such containers.
 
     Example:
         >>> h = torch.ones(2)

@@ -1,7 +1,7 @@
-"""Whether what the variables in a condition hold may be of another type in another call of the model.
+"""Whether variables in a condition may hold another type in another call of the model.
 
-An op fails on what is no tensor. As long as no condition before leads elsewhere, a variable that held results of ops
-wherever a condition was evaluated holds such results in every call.
+An op fails on anything but a tensor. As long as no earlier condition leads elsewhere, a variable that held results of
+ops whenever a condition was evaluated holds such results in every call.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _CONTAINERS = (list, tuple, dict, str)
 
 
 class HeldTypes:
-    """The types of what the variables in the condition of a branch held.
+    """The types that the variables in the condition of a branch have held.
 
     Args:
-        branch: that did not run.
-        coverage: of its function.
+        branch: a branch that did not run.
+        coverage: the coverage of its function.
         self_name: the argument that is the module itself, or None.
     """
 
@@ -40,11 +40,11 @@ class HeldTypes:
         self._tree, self._bindings = coverage.function.tree, bindings(coverage.function.tree, self_name)
 
     def are_computed(self, variable: ast.Name) -> bool:
-        """Whether a variable held nothing but results of ops, alone or in a container, where the condition reads it.
+        """Whether a variable held only results of ops, alone or in a container, whenever the condition read it.
 
         Args:
-            variable: in the condition, or in the values of variables there. An argument that the function does not
-                assign is the same everywhere.
+            variable: a variable in the condition, or in the values of its variables. An argument that the function
+                never assigns is the same everywhere.
         """
         if variable in _inside(self._branch.test) and self._are_computed_at(self._branch, variable.id):
             return True
@@ -53,7 +53,7 @@ class HeldTypes:
         return any(self._are_computed_at(branch, variable.id) for branch in self._always_decided())
 
     def _always_decided(self) -> Iterator[Branch]:
-        """Yield the branches that did not run although each call of the function evaluates their conditions."""
+        """Yield the branches that did not run although every call of the function evaluates their conditions."""
         tests = _always_evaluated(self._tree)
         yield from (b for b in self._coverage.function.untaken(self._coverage.ran) if b.test in tests)
 
@@ -63,18 +63,18 @@ class HeldTypes:
         return 0 < len(held) < MOST_VALUES and variable in branch.noted and all(computed)
 
     def others(self) -> set[str]:
-        """Return the variables in the condition, and in the values of these, that may be of another type."""
+        """Return the variables in the condition, and in the values of these, that may have another type."""
         return {node.id for node in self._behind if isinstance(node, ast.Name) and not self.are_computed(node)}
 
     def checked(self) -> set[str]:
-        """Return those of them of which a condition checks the type (``torch.is_tensor(x)``)."""
+        """Return those of `others` whose type the condition checks (``torch.is_tensor(x)``)."""
         calls = (n for n in self._behind if isinstance(n, ast.Call) and _checks_type(n))
         names = (n for call in calls for argument in call.args for n in ast.walk(argument) if isinstance(n, ast.Name))
         return {n.id for n in names if not self.are_computed(n)}
 
     @functools.cached_property
     def _behind(self) -> list[ast.AST]:
-        """The syntax of the condition, and of the values of its variables that may be of another type."""
+        """The syntax of the condition, and of the values of its variables that may have another type."""
         new = [] if self._branch.test is None else list(_types_read(self._branch.test))
         nodes, names = list(new), set[str]()
         while new:
@@ -100,7 +100,7 @@ def _arguments(tree: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str]:
 
 @functools.cache
 def _always_evaluated(tree: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[ast.AST]:
-    """Return the conditions that each call of a function evaluates."""
+    """Return the conditions that every call of a function evaluates."""
     body = tree.body
     end = next((place + 1 for place, statement in enumerate(body) if may_leave(statement)), len(body))
     return frozenset(statement.test for statement in body[:end] if isinstance(statement, ast.If))
@@ -108,7 +108,7 @@ def _always_evaluated(tree: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset
 
 @functools.cache
 def _types_read(node: ast.AST) -> Sequence[ast.AST]:
-    """Return the syntax inside, without variables of which it takes an attribute of tensors alone (``x.shape``)."""
+    """Return the syntax inside, without variables of which only an attribute of tensors is read (``x.shape``)."""
     of_tensors = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and _is_of_tensors(node.attr)
     children = () if of_tensors else ast.iter_child_nodes(node)
     return node, *(inner for child in children for inner in _types_read(child))
@@ -124,7 +124,7 @@ def _checks_type(call: ast.Call) -> bool:
 
 
 def branches_without_other(coverage: FunctionCoverage) -> list[Branch]:
-    """Return a branch, without instructions, for each condition that may only skip code which ran: it does nothing.
+    """Return an empty branch for each condition that can only skip code that ran.
 
     Args:
         coverage: of a function.
@@ -138,7 +138,7 @@ def branches_without_other(coverage: FunctionCoverage) -> list[Branch]:
 
 
 def may_continue_after_error(coverage: FunctionCoverage) -> bool:
-    """Whether a function catches errors of code that ran, and does not raise another one.
+    """Whether a function catches an error of code that ran, and does not raise another one.
 
     Args:
         coverage: of the function.

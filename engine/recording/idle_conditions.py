@@ -1,7 +1,7 @@
-"""Conditions that decide nothing: ``if h.numel() > 2**31: h = h.contiguous()``.
+"""Conditions without consequences: ``if h.numel() > 2**31: h = h.contiguous()``.
 
-A comparison of channels has to come out the same after a removal, unless both of its outcomes lead to the same numbers.
-A copy does, as long as nothing is written to a tensor in place: what is written to one does not reach the other.
+A comparison of channels has to have the same outcome after a removal, unless both outcomes lead to the same numbers. A
+copy does not change them, as long as no tensor is written to in place: such a write would not reach the copy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["places_of_idle_conditions"]
 def places_of_idle_conditions(
     coverages: Iterable[FunctionCoverage], nodes: Iterable[Node], functions: Functions
 ) -> set[str]:
-    """Return the lines of conditions behind which code only copies a tensor, warns or logs, as ``file:line``.
+    """Return the lines of conditions whose code only copies a tensor, warns or logs, as ``file:line``.
 
     Args:
         coverages: of the functions that ran.
@@ -39,7 +39,7 @@ def _writes_in_place(node: Node) -> bool:
 
 
 def _lines(tree: ast.AST, copying: Collection[str]) -> set[int]:
-    """Return the lines of such conditions in a function, without those on which something else stands.
+    """Return the lines of such conditions in a function, except lines with other code.
 
     Args:
         tree: syntax of the function.
@@ -65,7 +65,7 @@ def _reports(statement: ast.stmt) -> bool:
 
 
 def _copies(statement: ast.stmt, copying: Collection[str]) -> bool:
-    """Whether a variable gets a copy of the tensor that it holds."""
+    """Whether a variable is set to a copy of the tensor that it holds."""
     if not (isinstance(statement, ast.Assign) and len(statement.targets) == 1):
         return False
     call, target = statement.value, statement.targets[0]

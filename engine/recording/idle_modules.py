@@ -1,4 +1,4 @@
-"""Modules that no recording ran: what they would read is kept, and the user is told their names."""
+"""Modules that no recording ran: whatever they would read is kept, and the notes name them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["IdleModules", "unrecorded_methods"]
 
 _SETTERS = ("get_", "set_", "reset", "init", "load", "save", "freeze", "unfreeze", "enable", "disable", "from_", "to_")
 _NO_ENTRY = ("_", *_SETTERS)
-"""How methods begin that code outside of a model does not call for their output."""
+"""Prefixes of the names of methods that code outside a model does not call for their output."""
 
 
 class IdleModules:
@@ -35,15 +35,15 @@ class IdleModules:
         self._names = {n[:end] for n in owners for end in (*(i for i, c in enumerate(n) if c == "."), len(n))}
 
     def includes_any(self, modules: Collection[str]) -> bool:
-        """Whether one of some modules, or a part of it, did not run."""
+        """Whether any of the modules, or a part of one, did not run."""
         return not self._names.isdisjoint(modules)
 
     def use_values_of_siblings(
         self, modules: Mapping[str, nn.Module], dataflow: Dataflow, assumptions: Assumptions
     ) -> None:
-        """Count as used what the other items of a list or a dictionary read and compute.
+        """Count as used what items of a list or a dictionary read and compute if another item did not run.
 
-        An item that did not run would read the same values, or compute other ones in their place.
+        The item that did not run would read the same values, or compute a replacement for their results.
 
         Args:
             modules: all modules by name.

@@ -1,4 +1,4 @@
-"""Along which dimensions code indexes tensors: entries that it selects beside the channels leave the channels alone."""
+"""Dimensions along which code indexes tensors: selecting entries along other dimensions leaves channels unaffected."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["IndexedReads"]
 
 
 class IndexedReads:
-    """The places where a part of a function takes entries of tensors by an index.
+    """The places where a part of a function selects entries of tensors by an index.
 
     Args:
         syntax: all syntax nodes of the part.
-        tests: the conditions under which it runs.
+        tests: conditions under which that part runs.
         values_of: returns the recorded values that a variable may hold.
         dataflow: of the recorded ops.
     """
@@ -32,7 +32,7 @@ class IndexedReads:
         self._syntax, self._tests, self._values_of, self._dataflow = syntax, tests, values_of, dataflow
 
     def beside_channels(self) -> set[str]:
-        """Return the variables that are only read by an index along dimensions other than the channels."""
+        """Return the variables that are only indexed, and only along dimensions other than the channels."""
         reads = [
             tensor
             for node in self._syntax
@@ -66,7 +66,7 @@ class IndexedReads:
         return self._values_of(node.id) if isinstance(node, ast.Name) else []
 
     def _subscripted_dims(self, index: ast.expr) -> list[int] | None:
-        """Return the dimensions along which a subscript takes entries; None where they are unknown."""
+        """Return the dimensions along which a subscript selects entries; None if they are unknown."""
         dims: list[int] = []
         for place, part in enumerate(index.elts if isinstance(index, ast.Tuple) else [index]):
             if isinstance(part, ast.Slice) or (isinstance(part, ast.Constant) and type(part.value) is int):
@@ -91,13 +91,13 @@ class IndexedReads:
 
 
 def _is_beside(ndim: int, dims: Sequence[int], channel_dim: int | None) -> bool:
-    """Whether none of some dimensions holds channels; the first of several dimensions holds samples."""
+    """Whether none of the dimensions holds channels; the first of several dimensions holds samples."""
     if channel_dim is None:
         return ndim > 1 and set(dims) == {0}
     return channel_dim not in {dim % ndim for dim in dims if -ndim <= dim < ndim} and max(map(abs, dims)) <= ndim
 
 
 def _ends_with_new_dim(index: ast.expr) -> bool:
-    """Whether the last dimension of an index is one, which stands for all entries (``places[..., None]``)."""
+    """Whether the last dimension of an index has size one, and so stands for all entries (``places[..., None]``)."""
     last = index.slice.elts[-1:] if isinstance(index, ast.Subscript) and isinstance(index.slice, ast.Tuple) else []
     return any(isinstance(part, ast.Constant) and part.value is None for part in last)

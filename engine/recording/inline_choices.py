@@ -1,7 +1,7 @@
-"""What stands on the other side of a conditional expression whose value no variable holds.
+"""The other side of a conditional expression whose value no variable holds.
 
-In ``self.head((h if short else g).mean(1))`` the reader is one that gets either value: where one side did not run, both
-have to keep all channels. Where a variable holds the value, the branch assigns to it and other analyses follow that.
+In ``self.head((h if short else g).mean(1))`` the reader receives either value: if one side did not run, both have to
+keep all channels. If a variable holds the value, the branch assigns to it, which other analyses follow.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def values_instead(branch: UntakenBranch, runs: RecordedRuns, dataflow: Dataflow
 
 
 def parameters_instead(branch: UntakenBranch, runs: RecordedRuns) -> Iterator[Value]:
-    """Yield the parameters on the other side, in whose place a call may put other ones.
+    """Yield the parameters on the other side, which another call may replace.
 
     Args:
         branch, runs: as for `values_instead`.
@@ -57,7 +57,7 @@ def parameters_instead(branch: UntakenBranch, runs: RecordedRuns) -> Iterator[Va
 
 
 def _stands_in(branch: UntakenBranch) -> bool:
-    """Whether a side is an argument, and the other one what stands in for it where it is None, which others follow."""
+    """Whether a side is an argument, and the other one its replacement if it is None, which other analyses follow."""
     own, test = branch.branch.nodes[0], branch.branch.test
     is_compared = isinstance(test, ast.Compare) and compares_with_none(test) and isinstance(test.left, ast.Name)
     return is_compared and isinstance(own, ast.Name) and own.id == test.left.id  # type: ignore[union-attr]

@@ -1,7 +1,7 @@
-"""Modules that no recording ran, and that code which did run got hold of: in a table, a list, or by a number.
+"""Modules that no recording ran, but that code that ran looked up: in a table, in a list, or by a number.
 
-``self.table.get(x.shape[2], self.stem)(x)`` runs whole, whichever module it picks. Another one would read what this
-one reads, and compute something else in its place.
+``self.table.get(x.shape[2], self.stem)(x)`` has run completely, whichever module it picked. Another module would read
+what this one reads, and compute a replacement for its result.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def modules_in(held: Any, depth: int = _DEEPEST) -> Iterator[nn.Module]:
 
     Args:
         held: value of an attribute.
-        depth: of containers that are looked into.
+        depth: number of levels of containers to search.
 
     Example:
         >>> layer = nn.Linear(2, 2)
@@ -60,7 +60,7 @@ def use_values_near_idle_modules(
     dataflow: Dataflow,
     assumptions: Assumptions,
 ) -> None:
-    """Count as used what a method computes, and what its parts read, if it got hold of a module that did not run.
+    """Count as used what a method computes, and what its parts read, if it looked up a module that did not run.
 
     Args:
         coverage: of the functions that ran.
@@ -90,13 +90,13 @@ def use_values_near_idle_modules(
 
 
 def _runs(part: str, modules: Mapping[str, nn.Module], dataflow: Dataflow) -> bool:
-    """Whether a module ran, or it is in a list of which others did: what these read and compute is used then."""
+    """Whether a module ran, or is in a list of which others ran, whose reads and results then count as used."""
     container = part.rpartition(".")[0]
     return bool(dataflow.nodes_in(container if isinstance(modules.get(container), _LISTS) else part))
 
 
 def _held_at(owner: nn.Module, mention: Mention) -> Iterator[nn.Module]:
-    """Yield the modules that code gets hold of, other than by calling them."""
+    """Yield the modules that code looks up without calling them."""
     held: Any = owner
     for position, step in enumerate(mention.path):
         inner = _part(held, step)
@@ -122,7 +122,7 @@ def _is_layer(held: Any) -> bool:
 
 
 def _part(held: Any, step: Any) -> Any:
-    """Return an attribute or an item of an object, without running any code of it; None if it has no such one."""
+    """Return an attribute or an item of an object without running its code; None if it has none."""
     if isinstance(held, nn.Module):
         if isinstance(step, int):
             parts = list(held._modules.values())

@@ -1,8 +1,8 @@
-"""What the model's code asks about how it runs (train mode, gradients, autocast), and whether the answer matters.
+"""Reads by the model's code of how it runs (train mode, gradients, autocast), and whether the answers matter.
 
-A run that never asks is the same either way. Where it asks, the other answer is recorded too: reads of ``training`` are
-watched for every module whose class is not torch's own, however the attribute is read, and the functions that tell
-whether gradients or autocast are on give the other answer in a run of their own.
+A run that never asks is the same either way. If it asks, the other answer is recorded, too: reads of ``training`` are
+watched for every module whose class is not torch's own, however the attribute is read; and the functions that return
+whether gradients or autocast are on return the other answer in a separate run.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ __all__ = ["SWITCHES", "Calls", "Switches", "may_differ", "watched"]
 
 @functools.cache
 def _is_torchs(cls: type) -> bool:
-    """Whether all of a class's code is torch's own layers', which look at ``self.training`` only for their op."""
+    """Whether all of a class's code is that of torch's own layers, which only pass ``self.training`` to their op."""
     own = [base for base in cls.__mro__ if base is not object and not is_exchanged(base)]
     return all(base.__module__.startswith("torch.nn.modules") for base in own)
 
 
 @functools.cache
 def _names_training(cls: type) -> bool:
-    """Whether code of the class has the name as a string, with which it may look the attribute up unwatched."""
+    """Whether code of the class contains the name as a string, with which it may look up the attribute unnoticed."""
     functions = [f for base in cls.__mro__ if not _is_torchs(base) for f in vars(base).values()]
     codes = [getattr(getattr(f, "__wrapped__", f), "__code__", None) for f in functions]
     return any("training" in code.co_consts for code in codes if code is not None)
 
 
 def may_differ(model: nn.Module) -> list[nn.Module]:
-    """Return the modules whose path may differ while training: all that have code beside torch's own layers'."""
+    """Return the modules whose path may differ in train mode: all with code other than that of torch's own layers."""
     return [m for m in distinct_modules(model).values() if not _is_torchs(type(m))]  # type: ignore[arg-type]
 
 
 class _Watch:
-    """Stands for ``training`` in a class, and notes the modules of which it is read."""
+    """Replaces ``training`` in a class, and notes the modules from which it is read."""
 
     def __init__(self) -> None:
         self.seen: list[set[int]] = []
@@ -65,10 +65,10 @@ class _Watch:
 
 @contextmanager
 def watched(modules: Iterable[nn.Module]) -> Iterator[set[int]]:
-    """Give the identities of those modules whose ``training`` is read while the body runs.
+    """Yield the identities of the modules whose ``training`` is read while the body runs.
 
-    A run that never asks is the same in both modes. Classes that define ``training`` themselves, or whose code has the
-    name as a string, count as read. Runs inside of each other watch together.
+    Modules of classes that define ``training`` themselves, or whose code contains the name as a string, count as read.
+    Nested calls share one watch.
 
     Example:
         >>> layer, other = nn.Sequential(), nn.Sequential()
@@ -100,16 +100,16 @@ def watched(modules: Iterable[nn.Module]) -> Iterator[set[int]]:
 
 
 class Calls:
-    """The first call of each module without parts that the body makes; hooks are not called for a direct ``forward``.
+    """The first call in the body of each module without children; a direct call of ``forward`` is not noticed.
 
-    Tensors are not kept alive: whatever keeps one is taken to let it outlive the call.
+    Tensors are referenced weakly, because a tensor that is kept counts as outliving the call.
     """
 
     def __init__(self) -> None:
         self._calls: dict[int, Any] = {}
 
     def arguments(self, module: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Return positional and keyword arguments of a module's call, or None where they are not to be had."""
+        """Return the positional and keyword arguments of a module's call, or None if they are not available."""
         call = self._calls.get(id(module))
         return None if call is None else _mapped(call, lambda leaf: leaf() if isinstance(leaf, _Ref) else leaf)
 
@@ -135,7 +135,7 @@ _Ref = weakref.ref
 
 
 def _mapped(tree: Any, leaf: Callable[[Any], Any]) -> Any:
-    """Return nested tuples, lists and dictionaries with other leaves; None where there is anything else in them."""
+    """Map the leaves of nested tuples, lists and dictionaries; None if they contain anything else."""
     if isinstance(tree, dict):
         values = {key: _mapped(value, leaf) for key, value in tree.items()}
         return None if any(v is None and tree[k] is not None for k, v in values.items()) else values
@@ -151,25 +151,25 @@ SWITCHES: Mapping[str, bool] = {
     "is_autocast_enabled": True,
     "requires_grad": True,
 }
-"""What torch says of how code runs, by the name of the function, and its answer in the run beside the first.
+"""Functions of torch that tell how code runs, by name, with the other answer, which a further run records.
 
-The last one is an attribute of tensors, which no tensor has where gradients are off.
+The last one is an attribute of tensors, which is False for all tensors if gradients are off.
 """
 
 _REQUIRES_GRAD: Any = inspect.getattr_static(Tensor, "requires_grad")
 
 
 class Switches:
-    """Watches the model's code asking torch how it runs, and answers otherwise where that is wanted.
+    """Watches the model's code ask torch how it runs, and gives the other answer on request.
 
-    Torch's own code is told the truth. The functions, and the attribute of tensors, are replaced in torch, and under
-    every name in the Python modules of the model's classes, for the length of the body.
+    Torch's own code gets the true answer. The functions, and the attribute of tensors, are replaced in torch, and under
+    every name in the Python modules of the model's classes, while the body runs.
 
     Args:
-        model: whose code may ask.
+        model: the model whose code may ask.
 
     Attributes:
-        asked: names of the functions that were called, and of the attribute.
+        asked: names of the functions that were called, or of the attribute if it was read.
 
     Example:
         >>> switches = Switches(nn.ReLU())

@@ -1,8 +1,8 @@
-"""What code that did not run would do with the results of modules that ran: ``return self.encoder(other)``.
+"""Results of modules that ran, as code that did not run would use them: ``return self.encoder(other)``.
 
-A module that is called where no recording came by computes as many channels as it does elsewhere. That is fine where
-its result goes to the same module as elsewhere, or to the variable, or the result, that it stands for elsewhere as
-well. In any other place all of its channels count.
+A module that is called by code that did not run computes as many channels as elsewhere. That is fine if its result goes
+where it also goes elsewhere: to the same module, to the same variable, or into the function's result. Anywhere else,
+all of its channels count.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from engine.source.syntax import parents_of
 __all__ = ["results_used_otherwise"]
 
 _PARTS = frozenset({"_modules", "children", "modules", "named_children", "named_modules"})
-"""Attributes and methods of a module by which code goes through its parts."""
+"""Attributes and methods of a module through which code iterates over its parts."""
 
 
 def results_used_otherwise(
     branch: UntakenBranch, modules: Mapping[str, nn.Module], dataflow: Dataflow
 ) -> Iterator[Value]:
-    """Yield what modules compute which a branch calls, and whose results it uses otherwise than code that ran.
+    """Yield the results of modules that a branch calls and uses differently than code that ran.
 
     Args:
-        branch: that no recording took.
+        branch: a branch that no recording took.
         modules: all modules by name.
         dataflow: of the recorded ops.
     """
@@ -51,7 +51,7 @@ def results_used_otherwise(
 
 
 class _Calls:
-    """The calls of modules in a branch, and what becomes of their results.
+    """The calls of modules in a branch, and the uses of their results.
 
     Args:
         branch, modules, dataflow: as above.
@@ -76,7 +76,7 @@ class _Calls:
         return set(self._named(function.value))
 
     def _is_owner(self, expr: ast.expr) -> bool:
-        """Whether an expression is the module that the code belongs to: ``self``, or ``super()``."""
+        """Whether an expression is the module to which the code belongs: ``self``, or ``super()``."""
         if isinstance(expr, ast.Call):
             return isinstance(expr.func, ast.Name) and expr.func.id == "super"
         return isinstance(expr, ast.Name) and expr.id == self._branch.self_name
@@ -124,7 +124,7 @@ class _Calls:
         return [part for part in parts if first is None or part.rpartition(".")[2] == str(first).partition(".")[0]]
 
     def _picked(self, variable: str, through: Collection[str]) -> list[str]:
-        """Return the modules that a variable of the branch goes through, or that it is set to."""
+        """Return the modules that a variable of the branch iterates over, or is set to."""
         names: list[str] = []
         for node in self._branch.branch.syntax:
             if isinstance(node, (ast.For, ast.comprehension)) and _is_named(node.target, variable):
@@ -143,11 +143,11 @@ class _Calls:
         return [f"{module}.{key}".lstrip(".") for key in self._modules[module]._modules]
 
     def asks_for_more(self, call: ast.Call, goes_on: bool) -> bool:
-        """Whether a module may return inner values there: a method of it runs, or it gets an option.
+        """Whether a module may return inner values in a call: one of its methods runs, or it receives an option.
 
         Args:
             call: of the module.
-            goes_on: whether the result goes on as elsewhere, which tells that an option changes nothing.
+            goes_on: whether the result is used as elsewhere, which shows that an option changes nothing.
         """
         function = call.func
         if isinstance(function, ast.Attribute) and not self._named(function) and self._named(function.value):
@@ -156,17 +156,17 @@ class _Calls:
         return not goes_on and any(option.value not in (None, False) for option in options)
 
     def inputs_of_user(self, result: ast.AST) -> Iterator[Value]:
-        """Yield what modules read elsewhere that get a result in the branch."""
+        """Yield the values that modules read elsewhere which receive a result in the branch."""
         user = _users(self._branch.branch).get(result)
         for module in self.modules(user) if isinstance(user, ast.Call) else ():
             yield from self._dataflow.boundary(module)[0]
 
     def goes_on_as_elsewhere(self, result: ast.AST, outputs: frozenset[int], through: Collection[str] = ()) -> bool:
-        """Whether code does with a result what is done with it elsewhere.
+        """Whether code uses a result as it is used elsewhere.
 
         Args:
             result: a call, or a variable that holds its result.
-            outputs: what the module computed where it ran.
+            outputs: values that the module computed where it ran.
             through: the variables that have held it.
         """
         user = _users(self._branch.branch).get(result)
@@ -186,7 +186,7 @@ class _Calls:
         return False
 
     def _is_read_as_elsewhere(self, variable: str, outputs: frozenset[int], through: Collection[str]) -> bool:
-        """Whether a variable holds the results elsewhere, or goes where they go and is not read behind the branch."""
+        """Whether a variable holds the results elsewhere, or goes where they go and is not read after the branch."""
         if variable in through:
             return True
         if self._held(variable, outputs):
@@ -211,7 +211,7 @@ def _arguments(call: ast.Call) -> list[ast.expr]:
 
 @functools.cache
 def _users(branch: Branch) -> Mapping[ast.AST, ast.AST]:
-    """Return the syntax around each node of a branch; what is passed by name is around its call."""
+    """Return the parent of each syntax node of a branch; the parent of a keyword argument's value is the call."""
     users = dict(parents_of(*branch.nodes))
     for call in (node for node in branch.syntax if isinstance(node, ast.Call)):
         users.update((keyword.value, call) for keyword in call.keywords)

@@ -1,4 +1,4 @@
-"""Whether an attribute of a model keeps its value once the model is built, as far as the model's code tells."""
+"""Whether an attribute keeps its value once the model is built, as far as the model's code shows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PLAIN = (bool, int, float, str, type(None), nn.Module)
 
 
 class Mutability:
-    """Which attributes of a model's modules, and of the objects that they hold, code may change.
+    """The attributes of a model's modules, and of objects that these hold, that code may change.
 
     Args:
         model: the model; its code is that of its modules' classes and of the Python modules that define them.
@@ -58,7 +58,7 @@ class Mutability:
         self._in_progress: set[FunctionType] = set()  # properties and methods, which may read each other
 
     def never_changed(self, module: nn.Module, path: str) -> bool:
-        """Whether no code assigns to an attribute, or changes the contents of the object that it holds.
+        """Whether no code assigns to an attribute or changes the contents of the object that it holds.
 
         Args:
             module: where the path starts.
@@ -106,9 +106,9 @@ class Mutability:
         return not self._is_set(owners, name, contents and not isinstance(value, _PLAIN))
 
     def _is_set(self, owners: Sequence[Any], name: str, contents: bool) -> bool:
-        """Whether some code assigns to an attribute of the last owner, or changes its contents if these count.
+        """Whether code assigns to an attribute of the last owner, or changes its contents if these count.
 
-        An attribute that is None may be one that code assigns None, or something else only where it is not None.
+        If the attribute is None, assignments of None, or under the condition that it is not None, do not count.
         """
         if len(owners) == 1 and not contents and getattr(owners[0], name, _UNKNOWN) is None:
             return name in self._assigned_where_none.get(type(owners[0]), frozenset())
@@ -117,7 +117,7 @@ class Mutability:
         return name in self._set_anywhere(contents, *map(type, owners))
 
     def _set_anywhere(self, contents: bool, *owners: type) -> frozenset[str]:
-        """Return the attributes, of any object, that some code assigns to, or whose contents it changes."""
+        """Return the attributes of any object that code assigns to, or whose contents it changes."""
         key = contents, frozenset(owners)
         if key not in self._anywhere:
             names_of = written_anywhere if contents else assigned_anywhere
@@ -136,7 +136,7 @@ class Mutability:
 
 
 def _is_looked_up(holder: Any, name: str) -> bool:
-    """Whether a user's ``__getattr__`` returns an attribute, instead of a table in which attributes are stored."""
+    """Whether an attribute comes from a user's ``__getattr__`` instead of a table of attributes."""
     function = inspect.getattr_static(type(holder), "__getattr__", None)
     if function in (None, nn.Module.__getattr__) or inspect.getattr_static(holder, name, _UNKNOWN) is not _UNKNOWN:
         return False

@@ -1,9 +1,9 @@
-"""Which buffers and other tensors that a model holds may be others at its next call: these are inputs, not constants.
+"""Buffers and other tensors of a model that may differ in its next call: these are inputs, not constants.
 
-A tensor's numbers are constant where no code writes to it, and nothing suggests that code outside the model sets it: a
-single number is a coefficient, a flag or a counter, one number throughout waits for others, and zeros and ones open and
-close paths. Tables of indices, statistics of batch norms and masks of `torch.nn.utils.prune` are what they look like,
-and parameters are left to the masks and the optimizer.
+The numbers in a tensor are constant if no code writes to it, and nothing suggests that code outside the model sets it.
+A single number may be a coefficient, a flag or a counter; a uniform tensor may be a placeholder; and zeros and ones may
+be gates. Tables of indices, statistics of batch norms and masks of `torch.nn.utils.prune` are taken for constant, and
+parameters only change by masks and the optimizer.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ class MutableState:
     """The tensors of a model whose numbers may change between calls.
 
     Args:
-        model: the model, which is only read.
-        arguments: what it is called with; tensors inside of objects among them are inputs as well.
-        constants: names, or patterns of names, of buffers and attributes that may be taken for constant all the same.
-        opaque: modules that a user's function makes smaller; it answers for their buffers.
+        model: the model, which is not changed.
+        arguments: arguments of its call; tensors inside objects among them are inputs as well.
+        constants: names, or patterns of names, of buffers and attributes to take for constant in any case.
+        opaque: modules that a user's function narrows, which is responsible for their buffers.
 
     Attributes:
-        names: those that are registered, by every name.
-        attributes: numbers, switches and text in attributes that code sets later.
+        names: names of the registered ones, with all their aliases.
+        attributes: numbers, flags and strings in attributes that code sets later.
         coefficients: floats of zero or one in attributes that no code sets, by owner and name.
 
     Raises:
-        InputError: where a pattern matches nothing.
+        InputError: if a pattern matches nothing.
 
     Example:
         >>> model = nn.Module()
@@ -97,12 +97,12 @@ class MutableState:
 
     @property
     def set_later(self) -> set[tuple[str, str]]:
-        """The attributes that code sets later, of kinds that can be recorded at others or that choose, by module."""
+        """Attributes that code sets later and that hold a value to vary, or a choice, by module."""
         return {(attribute.owner, attribute.name) for attribute in self.attributes} | self._choices
 
     @property
     def recorded_later(self) -> set[tuple[str, str]]:
-        """The whole numbers in attributes that code sets later and that were recorded at others, by module and name."""
+        """Integers in attributes that code sets later, and that were recorded with other values, by module and name."""
         whole = {(attribute.owner, attribute.name) for attribute in self.attributes if type(attribute.value) is int}
         return whole - self.unrecorded
 
@@ -110,11 +110,11 @@ class MutableState:
         return id(tensor) in self._tensors
 
     def follow(self, tensors: Iterable[Tensor]) -> None:
-        """Say that tensors are made of others that may change."""
+        """Note that tensors are computed from others that may change."""
         self._add(tensors)
 
     def missed(self, written: Iterable[str], aliases: Mapping[str, str]) -> set[str]:
-        """Return those of the names, which a run wrote to, that were taken for constant, and take them so no more."""
+        """Return the names taken for constant that a run wrote to; from now on they are not taken for constant."""
         new = {name for name in written if name not in self.names and name not in self._fixed}
         new |= {name for name, canonical in aliases.items() if canonical in new and name not in self._fixed}
         self.names |= new
@@ -124,7 +124,7 @@ class MutableState:
         self._tensors.update((id(t), t) for t in tensors)
 
     def declared(self, name: str) -> bool:
-        """Whether a buffer or an attribute stays as it is: the user says so, or no other value works."""
+        """Whether a buffer or an attribute keeps its value: the user declares it, or the model accepts no other."""
         if name in self._settled:
             return True
         if not self._constants:
@@ -134,7 +134,7 @@ class MutableState:
         return bool(matching)
 
     def settle(self, name: str) -> None:
-        """Say that the model works at no other value of an attribute."""
+        """Note that the model accepts no other value of an attribute."""
         self._settled.add(name)
 
     def _look_at_arguments(self, prefix: str, module: nn.Module) -> None:
@@ -187,8 +187,8 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, type, types.ModuleT
 def _is_understood(module: nn.Module, name: str, written: Collection[str], by_modules: Collection[str]) -> bool:
     """Whether a buffer is a statistic of a batch norm, or a mask of `torch.nn.utils.prune`.
 
-    Statistics are re-estimated by code beside a model, in a callback say, as they are by training; what the model's
-    own modules write there comes back in its next call.
+    Code outside a model, such as a callback, may re-estimate statistics just as training does, but what the model's own
+    modules write to them affects its next call.
     """
     if name.endswith("_mask") and f"{name.removesuffix('_mask')}_orig" in module._parameters:
         return True
@@ -199,7 +199,7 @@ def _is_understood(module: nn.Module, name: str, written: Collection[str], by_mo
 
 
 def _suggests_change(tensor: Tensor, derived: bool) -> bool:
-    """Whether its numbers suggest that code outside the model sets it; ``derived``: whether no checkpoint holds it."""
+    """Whether the numbers suggest that code outside the model sets them; those that are ``derived`` are not saved."""
     if tensor.numel() <= 1:
         return True
     if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_quantized:
@@ -212,7 +212,7 @@ def _suggests_change(tensor: Tensor, derived: bool) -> bool:
 
 
 def _held(values: Any) -> Iterator[Tensor]:
-    """Yield the tensors that lie in values: in containers, and in objects that are not modules."""
+    """Yield the tensors in values, inside containers, and inside objects other than modules."""
     seen: set[int] = set()
     waiting = deque(values.values() if isinstance(values, dict) else values)
     while waiting and len(seen) < _MOST:
@@ -231,7 +231,7 @@ def _is_flat(value: Any) -> bool:
 
 
 def _items(value: Any) -> list[Any]:
-    """Return what lies in a container, or in the attributes of an object."""
+    """Return the items of a container, or the attributes of an object."""
     if isinstance(value, (list, tuple, set, frozenset, deque)):
         return list(value)
     own = value if isinstance(value, dict) else getattr(value, "__dict__", None)

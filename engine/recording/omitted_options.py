@@ -1,9 +1,9 @@
-"""Arguments that the example leaves out, and that code uses without a condition that a recording could turn.
+"""Arguments that the example omits, and that code uses without a condition that a recording could reverse.
 
 In ``sum(t for t in (h, shift) if t is not None)``, ``torch.cat([h, *prompts])`` and ``F.linear(h, weight, bias)`` no
-branch waits for the argument, and nothing in the recording shows what it does to the values beside it. A function that
-puts such an argument beside others, iterates over it, calls it, or picks by it, keeps all that it computes. The same
-holds for containers in attributes that code fills later.
+branch depends on the argument, and the recording does not show how it would affect the other values. A function that
+combines such an argument with others, iterates over it, calls it, or selects by it, keeps everything that it computes.
+The same holds for containers in attributes that code fills later.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TELLING = frozenset(
     "all any bool callable float getattr hasattr hash id int isinstance len print range repr setattr str super "
     "type".split()
 )
-"""Builtins that tell something of an argument, or hand it on."""
+"""Builtins that describe an argument, or pass it on."""
 
 _METADATA = frozenset("device dim dtype ndim shape size".split())
 
@@ -56,12 +56,12 @@ def use_values_beside_omitted_options(
     dataflow: Dataflow,
     assumptions: Assumptions,
 ) -> None:
-    """Count as used what functions compute that put omitted arguments beside other values, or choose by them.
+    """Count as used what is computed by functions that combine omitted arguments with others, or choose by them.
 
     Args:
         runs: the recordings.
-        omitted: returns the arguments of a function that the example leaves out, or leaves empty.
-        declared: whether the user declares an argument of a method to keep its value, by its name in the model.
+        omitted: returns the arguments of a function that the example omits, or leaves empty.
+        declared: returns whether the user declares that a method's argument keeps its value, by its name in the model.
         mutability: of the model's attributes.
         dataflow: of the recorded ops.
         assumptions: is extended.
@@ -96,9 +96,9 @@ def _ops_of(ops: Mapping[Any, Sequence[Node]], code: CodeType, call: ast.expr) -
 
 
 def _containers_filled_later(code: CodeType, called: Collection[CodeType], mutability: Mutability) -> set[str]:
-    """Return the attributes of a method's module, as paths, that hold tensors or nothing and may get others.
+    """Return the attributes of a method's module, as paths, that hold tensors or nothing, and may be filled later.
 
-    What a call itself fills is recorded: it is an output of that call, and found by the next.
+    Containers that the call itself fills are recorded: they are outputs of that call, and found by the next.
 
     Args:
         code: of the method.
@@ -130,7 +130,7 @@ def _may_grow(value: Any) -> bool:
 
 
 def _is_computed(value: ast.expr) -> bool:
-    """Whether an expression is a variable, or a tensor that a function or an operator gives.
+    """Whether an expression is a variable, or a tensor returned by a function or an operator.
 
     Example:
         >>> texts = "h", "zeros(2)", "(h, h)", "range(2)", "Shift()"
@@ -149,12 +149,12 @@ def _is_computed(value: ast.expr) -> bool:
 
 
 class _Uses:
-    """What a function does with arguments that the example leaves out.
+    """The uses of arguments that the example omits in a function.
 
     Args:
         tree: syntax of the function.
         names: the arguments.
-        ran: whether a syntax node ran.
+        ran: returns whether a syntax node ran.
         ops: returns the recorded ops of a call.
 
     Example:
@@ -179,14 +179,14 @@ class _Uses:
             self._names |= more
 
     def _further_names(self) -> Iterator[str]:
-        """Yield the variables that may hold such an argument, an item of it, or a container in which it is."""
+        """Yield the variables that may hold such an argument, an item of it, or a container with it."""
         for name, own in bindings(self._tree).items():
             if name.isidentifier() and name not in self._names:
                 if any(self._ran(b.node) and self._carries(b.value) for b in own if not self._is_item_of_attribute(b)):
                     yield name
 
     def _is_item_of_attribute(self, binding: Binding) -> bool:
-        """Whether a loop takes what it binds out of a container in an attribute."""
+        """Whether a loop iterates over a container in an attribute."""
         paths = {path_of(node) for node in nodes_of(binding.value, ast.Attribute)}
         is_direct = isinstance(binding.value, (ast.Attribute, ast.Call))
         return is_direct and isinstance(binding.node, (ast.For, ast.comprehension)) and not paths.isdisjoint(self._own)
@@ -235,7 +235,7 @@ class _Uses:
         return False
 
     def beside_others(self) -> Iterator[ast.AST]:
-        """Yield the expressions that put such an argument beside other values, call it, or pick by it."""
+        """Yield the expressions that combine such an argument with other values, call it, or select by it."""
         for name in nodes_of(self._tree, ast.Name, ast.Attribute):
             path = path_of(name)
             if path in self._names and isinstance(name.ctx, ast.Load) and self._ran(name):
@@ -244,7 +244,7 @@ class _Uses:
                     yield place
 
     def _chosen_at(self, name: ast.expr, path: str) -> ast.AST | None:
-        """Return the expression that chooses by a variable, or joins what it holds with other values."""
+        """Return the expression that chooses by a variable, or combines its value with others."""
         part: ast.AST = name
         is_beside_others, may_hold_others = False, path not in self._own
         while (whole := self._parents.get(part)) is not None:
@@ -278,7 +278,7 @@ class _Uses:
         return False
 
     def _hands_on(self, whole: ast.AST, part: ast.AST) -> bool:
-        """Whether an expression holds what a part of it holds, or an item of that."""
+        """Whether an expression has the value of one of its parts, or of an item of that part."""
         match whole:
             case ast.Attribute(attr=attribute):
                 return attribute not in _METADATA
@@ -293,7 +293,7 @@ class _Uses:
         return isinstance(whole, (*_DISPLAYS, *_HOLDERS))
 
     def ops_without(self) -> Iterator[Node]:
-        """Yield the recorded ops that such an argument goes to, and that have no tensor there."""
+        """Yield the recorded ops that receive such an argument, and that have no tensor in its place."""
         for call in nodes_of(self._tree, ast.Call):
             parts = [*call.args, *(keyword.value for keyword in call.keywords)]
             carried = list(filter(self._carries, parts))
@@ -306,7 +306,7 @@ def _name_of(function: ast.expr) -> str:
 
 
 def _has_attribute_as_default(part: ast.expr) -> bool:
-    """Whether an expression looks something up that an attribute stands in for: ``params.get("bias", self.bias)``."""
+    """Whether an expression is a lookup with an attribute as its default: ``params.get("bias", self.bias)``."""
     match part:
         case ast.Call(func=ast.Attribute(attr="get" | "pop"), args=[_, ast.Attribute()]):
             return True
@@ -314,7 +314,7 @@ def _has_attribute_as_default(part: ast.expr) -> bool:
 
 
 def _lacks_tensor(node: Node) -> bool:
-    """Whether an op leaves out a tensor that may have entries for channels: one that is no mask of positions."""
+    """Whether an op lacks an optional tensor that may have entries for channels, unlike a mask of positions."""
     optional = _optional_tensors(node.target)
     return any(node.args.get(name) is None for name in optional)
 

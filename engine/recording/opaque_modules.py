@@ -1,4 +1,4 @@
-"""Modules that the engine does not look into: what the recorder notes while one of them runs."""
+"""Opaque modules, whose ops are not recorded: what the recorder notes while one of them runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_kind(module: nn.Module, kind: str) -> bool:
 
 
 def storage_of(tensor: Tensor) -> int:
-    """Return what tells the memory of a tensor apart, as long as that lives; a sparse tensor stands for itself."""
+    """Return a key that identifies the memory of a tensor while it exists; a sparse tensor stands for itself."""
     return tensor.untyped_storage()._cdata if _layout(tensor) is torch.strided else -id(tensor)
 
 
@@ -33,14 +33,14 @@ _layout = Tensor.layout.__get__  # type: ignore[attr-defined]  # a fake tensor's
 
 @dataclass
 class OpaqueCall:
-    """What happens while a module runs whose ops are not recorded.
+    """Reads and writes while a module runs whose ops are not recorded.
 
     Attributes:
         module: the module.
-        depth: how often it has called itself since.
-        reads: tensors of the program outside, or parameters, that its ops read, by identity.
+        depth: number of nested calls of the module by itself.
+        reads: parameters, and tensors of the surrounding program, that its ops read, by identity.
         written: storages that its ops wrote to.
-        intermediates: tensors that its ops made, by identity; the rest of the program gets at them as outputs only.
+        intermediates: tensors that its ops created, by identity; the rest of the program may only use its outputs.
     """
 
     module: nn.Module
@@ -60,7 +60,7 @@ class OpaqueCall:
         return [*self.module.parameters(), *self.module.buffers()]
 
     def changed(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """Return those of the tensors that its ops wrote to, one for each storage."""
+        """Return the tensors that its ops wrote to, one for each storage."""
         return list({storage_of(t): t for t in tensors if storage_of(t) in self.written}.values())
 
     def results(

@@ -1,7 +1,7 @@
-"""Layers that run in some rounds only, by chance or by a flag: ``if not dropped: h = layer(h)``.
+"""Layers that only run in some rounds of a loop, at random or by a flag: ``if not dropped: h = layer(h)``.
 
-What a variable holds before and after such layers may stand in for one another where it has the same channels, as along
-a residual stream: a layer reads what any layer before it, or none, has computed.
+The values of a variable before and after such layers may replace one another if they have the same channels, as along a
+residual stream: a layer then reads the result of any earlier layer, or of none.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ __all__ = ["values_around_optional_layers"]
 def values_around_optional_layers(
     branch: UntakenBranch, dataflow: Dataflow, stored: Mapping[str, Value]
 ) -> list[Value]:
-    """Return what variables hold before and after the layers that a branch calls, if that is all that it does.
+    """Return the values of variables before and after the layers that a branch calls, if it does nothing else.
 
     Args:
-        branch: that ran in some rounds.
+        branch: a branch that ran in some rounds.
         dataflow: of the recorded ops.
         stored: values of the parameters and buffers that were read, by name.
 
     Returns:
-        Values that have the same channels; none where they do not, or where the branch does anything else.
+        Values that have the same channels; none if they do not, or if the branch does anything else.
     """
     assigned = _assigned_by_calls(branch.branch.nodes)
     calls = [node for node in branch.branch.syntax if isinstance(node, ast.Call) and not _asks_for_type(node)]
@@ -49,7 +49,7 @@ def _asks_for_type(call: ast.Call) -> bool:
 
 
 def _assigned_by_calls(statements: Sequence[ast.AST]) -> set[str]:
-    """Return the variables that get results of calls, or items of such; none if there is any other statement."""
+    """Return the variables set to results of calls, or items of these; none if there is any other statement."""
     assigned = set[str]()
     for statement in statements:
         targets = statement.targets if isinstance(statement, ast.Assign) else []
@@ -74,7 +74,7 @@ def _is_result(source: ast.expr, assigned: Collection[str]) -> bool:
 
 
 def _before_and_after(layer: str, dataflow: Dataflow) -> Iterator[Value]:
-    """Yield what a layer computes, and the inputs of the same channels from which it does."""
+    """Yield the outputs of a layer, and those of its inputs that have the same channels."""
     inputs, outputs = dataflow.boundary(layer)
     yield from outputs
     for value in inputs:

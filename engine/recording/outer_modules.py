@@ -1,4 +1,4 @@
-"""The modules around a model that an entry reaches: they are left as they were, and what they hold varies."""
+"""The modules around a model that an entry reaches: they are not changed, and their tensors vary."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _DEEPEST = 6
 
 @contextmanager
 def preserving_outer_modules(entry: Entry, model: nn.Module) -> Iterator[list[nn.Module]]:
-    """Run the body in the mode of an entry, and leave no trace on the modules around the model.
+    """Run the body with the modules around the model in the mode of an entry, without leaving a trace on them.
 
-    Their modes are the entry's; torch's own norms and dropout stay in eval mode, as those of the model do.
+    Torch's own norms and dropout stay in eval mode, as those of the model do.
 
     Args:
-        entry: what runs.
-        model: is left alone.
+        entry: the entry that runs.
+        model: the model, which is not changed.
 
     Yields:
         The modules around the model.
@@ -45,14 +45,14 @@ def preserving_outer_modules(entry: Entry, model: nn.Module) -> Iterator[list[nn
 
 
 def outer_modules(value: Any, model: nn.Module) -> list[nn.Module]:
-    """Return the modules that a callable and its arguments reach, and that are not part of the model: outermost ones.
+    """Return the outermost modules outside the model that a callable and its arguments reach.
 
-    Looked into are owners of methods, closures, defaults, partial functions, names of modules in a function's globals,
+    The search covers owners of methods, closures, defaults, partial functions, modules among a function's globals,
     attributes of plain objects, and containers.
 
     Args:
         value: the callable with its arguments.
-        model: its own modules are left out.
+        model: the model, whose own modules are omitted.
 
     Example:
         >>> inner, outer = nn.ReLU(), nn.Linear(1, 1)
@@ -69,7 +69,7 @@ def outer_modules(value: Any, model: nn.Module) -> list[nn.Module]:
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """Whether it is one of torch's own layers, whose ops alone depend on the mode."""
+    """Whether a module is one of torch's own layers, of which only the ops depend on the mode."""
     return type(module).__module__.startswith("torch.nn.modules") and not any(True for _ in module.children())
 
 
@@ -84,7 +84,7 @@ def _modules(value: Any, seen: set[int], depth: int) -> Iterator[nn.Module]:
 
 
 def _parts(value: Any) -> list[Any]:
-    """Return what a value holds; of a module, what lies in lists and dictionaries that it does not register."""
+    """Return the contents of a value; of a module, those of the lists and dictionaries that it does not register."""
     if isinstance(value, nn.Module):
         return [part for part in vars(value).values() if isinstance(part, (dict, list, tuple, set, nn.Module))]
     if isinstance(value, MethodType):
@@ -115,7 +115,7 @@ def _filled(cell: Any) -> bool:
 def module_stack(
     names: Mapping[int, str], stack: list[str], recorder: Recorder, opaque: Collection[str]
 ) -> Iterator[None]:
-    """Keep the name of the running module on top of ``stack``; tell the recorder of opaque modules."""
+    """Keep the name of the running module on top of ``stack``, and tell the recorder about opaque modules."""
 
     thread = threading.get_ident()  # others may run the same modules meanwhile
 

@@ -1,8 +1,8 @@
-"""Flags and numbers outside the model's modules that its code reads: the model is recorded with other values as well.
+"""Flags and numbers outside the model's modules that its code reads, recorded with other values as well.
 
-A global, an attribute of a class or of a configuration, an item of a table, a context variable and a variable of the
-environment may be set by anybody, after the model is compacted, too. Code that runs only at another value of them
-becomes part of the program.
+Anyone may set a global, an attribute of a class or of a configuration, an item of a table, a context variable or an
+environment variable, even after the model is compacted. Code that only runs with another value becomes part of the
+program.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from engine.source.outer_reads import UNSET, OuterRead, is_environment, outer_re
 __all__ = ["OuterSetting", "OuterValue", "OuterValues"]
 
 _MOST_RUNS, _MOST_VALUES = 32, 8
-"""How many runs there may be at other values, and how many other values of one."""
+"""Maximum number of runs with other values, and of other values of one."""
 
 
 @dataclass(frozen=True, eq=False)
 class OuterValue:
-    """A value that code reads from outside of the model's modules.
+    """A value outside the model's modules that its code reads.
 
     Attributes:
-        reads: its places; several where modules of one class have an object each.
+        reads: where it is read from; several if modules of one class have an object each.
         code: a function that reads it.
-        owner: a module of whose code it is.
+        owner: a module to whose code this function belongs.
     """
 
     reads: Sequence[OuterRead]
@@ -47,7 +47,7 @@ class OuterValue:
 
     @property
     def value(self) -> Any:
-        """Its present value."""
+        """The current value."""
         return self.reads[0].value
 
     @contextmanager
@@ -63,15 +63,15 @@ class OuterValue:
 
 
 OuterSetting = Sequence[tuple[OuterValue, Any]]
-"""Values outside of the model's modules, each with another one."""
+"""Values outside the model's modules, each with another value."""
 
 
 class OuterValues:
-    """The values outside of a model's modules that its code reads.
+    """The values outside a model's modules that its code reads.
 
     Args:
         model: the model.
-        coverage: of its code; more of it may run later.
+        coverage: coverage of its code, which may grow.
     """
 
     def __init__(self, model: nn.Module, coverage: CoverageTracer) -> None:
@@ -83,7 +83,7 @@ class OuterValues:
         self._written_beside: dict[type | None, frozenset[str]] = {}
 
     def new(self) -> list[OuterValue]:
-        """Return the values that code has read since the last call, and that may be others later."""
+        """Return the values that code has read since the last call of this method, and that may change later."""
         for code, (space, first) in list(self._coverage.called.items()):
             if code not in self._pending:
                 owners = self._of_class.get(first, []) if first is not None else []
@@ -108,7 +108,7 @@ class OuterValues:
         return (OuterValue(list(reads.values()), code, owner) for reads in groups.values())
 
     def _may_change(self, read: OuterRead) -> bool:
-        """Whether somebody may set it: a flag or a gate that all code shares, or what some code sets."""
+        """Whether a value may be set later: a flag or a gate that all code shares, or anything that some code sets."""
         value = read.value
         if is_environment(read.holder):
             return True
@@ -124,14 +124,14 @@ class OuterValues:
         return self._written_beside[kind]
 
     def record(self, accepts: Callable[[OuterSetting], bool], values: Sequence[OuterValue]) -> list[str]:
-        """Record the model with other values, one after the other, and with all flags on, and off.
+        """Record the model with other values, one at a time, and with all flags on, and off.
 
         Args:
-            accepts: records a run at a setting, and returns whether it succeeded.
-            values: which were read.
+            accepts: records a run with a setting, and returns whether it succeeded.
+            values: the values that were read.
 
         Returns:
-            The values of which no other one could be recorded.
+            The values for which no other value could be recorded.
         """
         settings = [[(outer, value)] for outer in values for value in _other_values(outer)]
         recorded = {id(setting[0][0]) for setting in settings[:_MOST_RUNS] if accepts(setting)}
@@ -144,7 +144,7 @@ class OuterValues:
 
 
 def _other_values(outer: OuterValue) -> list[Any]:
-    """Return other values of the same kind: the other flag, floats, limits in the code, words in it."""
+    """Return other values of the same kind: the other flag, other floats, and limits and words in the code."""
     value = outer.value
     others: Iterable[Any]
     if is_environment(outer.reads[0].holder):

@@ -1,7 +1,7 @@
-"""Items that code picks by a number which it computes from what may be set: an attribute, or an option.
+"""Items that code picks by a number that it computes from a settable value: an attribute, or an option.
 
-A subscript is no branch, and what may be set is recorded at numbers next to its own: in ``(h, h.flip(-1))[self.epoch //
-10 % 2]`` no recording may come by the second item.
+A subscript is no branch, and settable values are only recorded at neighbouring numbers: in ``(h, h.flip(-1))[self.epoch
+// 10 % 2]`` no recording may reach the second item.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _SELECTING_BY_NUMBERS = frozenset({"compress", "islice", "itemgetter"})
 _EVEN = frozenset(
     f.__name__ for f in (abs, float, int, len, max, min, range, sum, zip, math.ceil, math.floor, math.prod)
 )
-"""Functions of sizes that do not grow by other steps than these."""
+"""Functions of sizes that grow in the same steps as these."""
 
 _MOST_STEPS = 4
-"""How many variables lie between an index and what it is computed from."""
+"""Maximum number of variables between an index and the values that it is computed from."""
 
 
 def use_values_picked_by_numbers(
@@ -53,11 +53,11 @@ def use_values_picked_by_numbers(
     dataflow: Dataflow,
     assumptions: Assumptions,
 ) -> None:
-    """Count as used what functions compute that pick items by a number which is computed from what may be set.
+    """Count as used what is computed by functions that pick items by a number computed from a settable value.
 
     Args:
         runs: the recordings.
-        options: returns the arguments of a function that other calls may pass otherwise.
+        options: returns the arguments of a function for which other calls may pass other values.
         mutability: of the model's attributes.
         dataflow: of the recorded ops.
         assumptions: is extended.
@@ -97,7 +97,7 @@ def use_values_picked_by_numbers(
 def _contents(
     functions: Iterable[FunctionCoverage], code: CodeType, pick: ast.expr, tree: _Function
 ) -> list[Value] | None:
-    """Return the values in a container from which code picks an item; None where it may hold anything else."""
+    """Return the values in a container from which code picks an item; None if it may hold anything else."""
     place = pick.lineno, container_of(pick, tree) or ""
     own = [c for c in functions if c.function.code is code and c.function.ran(pick, c.ran)]
     contents = [held for coverage in own for held in coverage.contents.get(place, [None])]
@@ -105,11 +105,11 @@ def _contents(
 
 
 def _picks(tree: _Function) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield subscripts, and calls of methods, that pick items or slices, each with a computed number by which it does.
+    """Yield subscripts and method calls that pick items or slices, each with the computed number that selects them.
 
-    What stands between commas is an index of a tensor, whose numbers its op receives; what attributes hold, modules and
-    settings, other analyses follow. Attributes of other objects (``self.options.level``) may be of an object that code
-    replaces, which no recording does.
+    An index with commas is that of a tensor, whose op receives the numbers; modules and settings in attributes are
+    followed by other analyses. Attributes of other objects (``self.options.level``) count, because code may replace the
+    object, which no recording does.
 
     Example:
         >>> text = "def f(a, k):\\n  c = k % 3\\n  return a[k // 2], a[c], a[0], a[k], a[:-k], a[0, -k], a.get(k - 1)"
@@ -145,7 +145,7 @@ def _picks(tree: _Function) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 
 def _has_computed_keys(container: ast.expr, tree: _Function) -> bool:
-    """Whether a function fills a dictionary under keys that it computes, which no recording may ask for.
+    """Whether a function fills a dictionary under computed keys, some of which no recording may look up.
 
     Example:
         >>> text = "def f(a, k):\\n  d, e = {}, {1: a}\\n  d[k + 1] = a\\n  return d[k], e[k]"
@@ -164,7 +164,7 @@ def _has_computed_keys(container: ast.expr, tree: _Function) -> bool:
 
 
 def _selections(tree: _Function) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield comprehensions that leave items out, and calls that select some, each with an expression that decides.
+    """Yield comprehensions that filter items, and calls that select some, each with the deciding expression.
 
     Example:
         >>> text = "def f(a, t, k): return next(x for x, e in a if t < e), max(a, key=lambda x: x < t), islice(a, k)"
@@ -183,9 +183,9 @@ def _selections(tree: _Function) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 
 def _rounds(tree: _Function) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield the ends of counts that code computes by a function, or by a power, each with itself.
+    """Yield the ends of ranges that code computes by a function, or by a power, each with itself.
 
-    Runs at other sizes go on to other rounds where the end is a quotient; a logarithm takes sizes that none has.
+    Runs at other sizes have other numbers of rounds if the end is a quotient; a logarithm needs sizes that none has.
 
     Example:
         >>> text = "def f(x, n):\\n  k = int(log2(n))\\n  return [range(k), range(n // 2), range(round(n ** 0.5))]"
@@ -202,7 +202,7 @@ def _rounds(tree: _Function) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 
 def _is_uneven(value: ast.expr) -> bool:
-    """Whether a number grows by other steps than the sizes in it."""
+    """Whether a number grows in other steps than the sizes in it."""
     called = [getattr(call.func, "attr", getattr(call.func, "id", "")) for call in nodes_of(value, ast.Call)]
     return any(name not in _EVEN | {"size"} for name in called) or any(
         isinstance(n.op, ast.Pow) for n in nodes_of(value, ast.BinOp)
@@ -210,7 +210,7 @@ def _is_uneven(value: ast.expr) -> bool:
 
 
 def _indices(tree: _Function) -> dict[str, int]:
-    """Return the arguments by which a function picks items as they are, each with its position.
+    """Return the arguments that a function uses directly to pick items, each with its position.
 
     Example:
         >>> _indices(ast.parse("def pick(self, items, i, n): return items[i], items.pop(n)").body[0])
@@ -224,7 +224,7 @@ def _indices(tree: _Function) -> dict[str, int]:
 
 
 def _passed_indices(tree: _Function, indices: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield calls of functions that pick items by an argument, each with a computed number that is passed as one."""
+    """Yield calls of functions that pick items by an argument, each with the computed number passed for it."""
     for call in nodes_of(tree, ast.Call):
         name = getattr(call.func, "id", getattr(call.func, "attr", ""))
         for argument, place in indices.get(name, {}).items():
@@ -237,7 +237,7 @@ def _passed_indices(tree: _Function, indices: Mapping[str, Mapping[str, int]]) -
 
 
 def _is_computed(number: ast.expr, tree: _Function) -> bool:
-    """Whether a number is neither written down, nor what a loop counts, nor an attribute or an argument as it is."""
+    """Whether a number is neither a literal, nor a loop counter, nor a plain attribute or argument."""
     if isinstance(number, ast.Name):
         own = (b.value for b in bindings(tree).get(number.id, ()) if isinstance(b.node, (ast.Assign, ast.AnnAssign)))
         return any(value is not None and _computes(value) for value in (*own, *_further_values(number.id, tree)))
@@ -249,7 +249,7 @@ def _is_of_another_object(number: ast.expr) -> bool:
 
 
 def _further_values(name: str, tree: _Function) -> Iterator[ast.expr]:
-    """Yield what is computed with a variable in place, what a condition assigns to it, and the ends of its counts.
+    """Yield in-place updates of a variable, values of assignment expressions, and the ends of ranges that it counts.
 
     Example:
         >>> tree = ast.parse("def f(n):\\n  n //= 3\\n  return [n for n in range(n + 1)], (n := n - 2)").body[0]
@@ -282,14 +282,14 @@ def _computes(expr: ast.expr) -> bool:
 
 
 class _Sources:
-    """What the numbers in a function are computed from.
+    """The values from which the numbers in a function are computed.
 
     Args:
         tree: syntax of the function.
         code: of the function.
-        options: its arguments that other calls may pass otherwise.
+        options: its arguments for which other calls may pass other values.
         mutability: of the model's attributes.
-        lengths: lines on which code asks for the length of a tensor.
+        lengths: lines on which code reads the length of a tensor.
         later: names of attributes of modules that code sets later.
     """
 
@@ -308,14 +308,14 @@ class _Sources:
         self._self = code.co_varnames[0] if self._owners else None
 
     def are_options_alone(self, pick: ast.expr) -> bool:
-        """Whether a comprehension goes through options, or ``**kwargs``, alone: a call has those that it passes."""
+        """Whether a comprehension only iterates over options, or ``**kwargs``: a call has those that it passes."""
         iterated = [generator.iter for generator in getattr(pick, "generators", ())]
         names = {node.id for part in iterated for node in nodes_of(part, ast.Name)} - vars(builtins).keys()
         further = {self._tree.args.kwarg.arg} if self._tree.args.kwarg is not None else set()
         return bool(names) and names <= {*self._options} | further
 
     def may_be_set(self, expr: ast.expr, steps: int = _MOST_STEPS) -> bool:
-        """Whether an expression reads an option, or an attribute that code sets, by way of variables as well."""
+        """Whether an expression reads an option, or an attribute that code sets, directly or through variables."""
         if not all(map(self._never_changed, self._paths(expr))):
             return True
         names = {node.id for node in nodes_of(expr, ast.Name)} - {self._self}
@@ -330,7 +330,7 @@ class _Sources:
         return steps > 0 and any(self.may_be_set(value, steps - 1) for value in bound)
 
     def is_whole(self, attribute: ast.expr) -> bool:
-        """Whether an attribute of an object that the module holds is a whole number, not the name of a function."""
+        """Whether an attribute of an object that the module holds is an integer, and not the name of a function."""
         _, _, path = (path_of(attribute) or "").partition(".")
         held = [_held(owner, path.split(".")) for owner in self._owners]
         return any(type(value) is int for value in held)
@@ -341,11 +341,11 @@ class _Sources:
         return is_len and str(expr.lineno) in self._lengths
 
     def _is_of_item(self, node: ast.Attribute) -> bool:
-        """Whether an attribute is one of something else than the module: of an item in a loop, say."""
+        """Whether an attribute belongs to something other than the module, such as an item in a loop."""
         return isinstance(node.value, ast.Name) and node.value.id != self._self
 
     def _paths(self, expr: ast.expr) -> Iterator[str]:
-        """Yield the attributes of the module that an expression reads, and what it calls."""
+        """Yield the attributes of the module that an expression reads, and the methods that it calls."""
         called = {call.func for call in nodes_of(expr, ast.Call)}
         for node in nodes_of(expr, ast.Attribute):
             root, _, path = (path_of(node) or "").partition(".")

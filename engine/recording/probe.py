@@ -1,4 +1,4 @@
-"""Find out by running it what a module does to its channels: for modules that the engine does not look into."""
+"""Find out what an opaque module does to its channels by running it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def channel_inputs(node: Node) -> list[Value]:
 
 
 def channel_outputs(node: Node) -> tuple[Value, ...]:
-    """Return the tensors that an opaque module returns; none where it also changes tensors that are not its own."""
+    """Return the tensors that an opaque module returns; none if it also changes tensors that are not its own."""
     start, stop = node.args["results"]
     return node.outputs[start:stop]
 
@@ -42,7 +42,7 @@ def _fill(tree: Any, tensors: Mapping[int, Tensor]) -> Any:
 
 
 class Probe:
-    """Runs the module of a node on random inputs of the recorded shapes, in float64 where it can.
+    """Runs the module of a node on random inputs of the recorded shapes, in float64 if possible.
 
     Args:
         node: a call of an opaque module.
@@ -67,7 +67,7 @@ class Probe:
     # ------------------------------------------------------------------ running it
 
     def noise(self, larger: Sequence[int] = ()) -> dict[int, Tensor]:
-        """Return a random tensor for each input, by value index; ``larger`` names dimensions to make larger."""
+        """Return a random tensor for each input, by value index; ``larger`` names dimensions to enlarge."""
         inputs = {}
         for value in self._inputs:
             shape = [n + 3 if d in larger else n for d, n in enumerate(value.shape)]
@@ -76,7 +76,7 @@ class Probe:
         return inputs
 
     def random_parameters(self, positive: bool) -> dict[str, Tensor]:
-        """Return the stored tensors with other numbers in the parameters."""
+        """Return the stored tensors with random numbers in the parameters."""
         tensors = dict(self._stored)
         for name in sorted(self._parameters):
             tensor = tensors[name]
@@ -86,7 +86,7 @@ class Probe:
         return tensors
 
     def _call(self, inputs: Mapping[int, Tensor], stored: Mapping[str, Tensor] | None = None) -> list[Tensor] | None:
-        """Return the outputs in float64, or None where the module does not run like that."""
+        """Return the outputs in float64, or None if the module does not run on these inputs."""
         stored = self._stored if stored is None else stored
         tensors = {name: self._cast(t, self._stored[name].dtype).clone() for name, t in stored.items()}
         types = {v.index: v.dtype for v in self._inputs}
@@ -107,10 +107,10 @@ class Probe:
     # ------------------------------------------------------------------ what it does
 
     def passes(self) -> tuple[int, ...]:
-        """Return the dimensions along which every output's entry depends on the inputs' entries at its own index only.
+        """Return the dimensions along which each entry of an output only depends on entries of the inputs at its index.
 
-        Found once per node, with the module's own weights and with random ones: weights that are zero or diagonal by
-        chance prove nothing.
+        Computed once per node, with the module's own weights and with random ones, because weights that are zero or
+        diagonal by chance prove nothing.
         """
         if self._node not in _PASSES:
             values = (*self._inputs, *self._outputs)
@@ -141,7 +141,7 @@ class Probe:
         return 1e-12 if self._dtype is not None else 1e-5
 
     def constants(self, dim: int, input_rows: Sequence[Tensor]) -> list[Tensor]:
-        """Return what each output is along a dimension that passes, NaN where it varies.
+        """Return the constants of each output along a dimension in `passes`, NaN where it varies.
 
         Args:
             dim: one of `passes`.
@@ -158,7 +158,7 @@ class Probe:
         return varies if agreed_rows is None else agreed_rows
 
     def _filled(self, dim: int, input_rows: Sequence[Tensor], still: Tensor) -> Iterator[list[Tensor]]:
-        """Run it with the known constants in place, elsewhere random, at the recorded size and at a larger one."""
+        """Run the module on known constants and random numbers elsewhere, at the recorded size and at a larger one."""
         size = max(v.ndim for v in self._inputs)
         for larger in ((), (), tuple(d for d in range(1, size) if d != dim)):
             inputs = self.noise(larger)
@@ -170,10 +170,10 @@ class Probe:
                 yield outputs
 
     def zeros(self, kept: Mapping[str, Tensor]) -> list[tuple[int, Tensor]] | None:
-        """Return per output a dimension, and which of its indices are 0 whatever the input and the weights.
+        """Return, for each output, a dimension and its indices that are 0 for any input and weights.
 
         Args:
-            kept: per parameter, by its name in the module, which of its entries may be other than zero.
+            kept: entries of each parameter that may be nonzero, by its name in the module.
         """
         dead: list[Tensor] | None = None
         for attempt in range(4 * _ROUNDS if self.runs else 0):
@@ -197,7 +197,7 @@ def _agreed(a: Tensor, b: Tensor, tolerance: float) -> Tensor:
 
 
 def _row(out: Tensor, dim: int, still: Tensor, tolerance: float) -> Tensor:
-    """Return the one number at each index of a dimension, NaN where there are several, or where it is not ``still``."""
+    """Return the single number at each index of a dimension, NaN if there are several, or it is not ``still``."""
     rows = out.movedim(dim, 0).flatten(1)
     first = rows[:, 0]
     same = ((rows - first[:, None]).abs() <= tolerance * first.abs().clamp(min=1)[:, None]).all(1)

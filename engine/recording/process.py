@@ -1,4 +1,4 @@
-"""What a model's code may change in the process beside the model: random states, flags and filters, put back."""
+"""Restoration of what a model's code may change in the process: random states, flags and filters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import torch
 __all__ = ["EXCLUSIVE", "seed_generators", "seeded", "silenced", "unchanged_process"]
 
 EXCLUSIVE = threading.RLock()
-"""Held while a model runs for an analysis: that changes classes, modules of Python and random states meanwhile."""
+"""Lock held while a model runs for an analysis, which temporarily changes classes, Python modules and random states."""
 
 
 def _set_filters(filters: Any) -> None:
@@ -49,13 +49,13 @@ _FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
 
 
 def _nothing(record: logging.LogRecord) -> bool:
-    """Let no record pass."""
+    """Reject all records."""
     return False
 
 
 @contextmanager
 def silenced(name: str) -> Iterator[None]:
-    """Let a logger report nothing in the body.
+    """Silence a logger in the body.
 
     Args:
         name: of the logger.
@@ -74,10 +74,10 @@ def silenced(name: str) -> Iterator[None]:
 
 @contextmanager
 def seeded(devices: Iterable[int] = ()) -> Iterator[None]:
-    """Draw the same random numbers in the body each time: torch's, Python's and NumPy's; their states are put back.
+    """Seed torch, Python and NumPy in the body, and restore their random states afterwards.
 
     Args:
-        devices: CUDA devices whose generators are seeded as well as the CPU's.
+        devices: CUDA devices whose generators are seeded, too.
 
     Example:
         >>> with seeded():
@@ -102,9 +102,9 @@ def seeded(devices: Iterable[int] = ()) -> Iterator[None]:
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the generators of all devices, as `torch.manual_seed` does.
+    """Seed the generators of all devices, like `torch.manual_seed`.
 
-    Torch notes the stack of each call for each kind of device that is not there, for good.
+    For each missing kind of device, torch keeps the stack of every such call forever, so this skips them.
 
     Example:
         >>> seed_generators(3)
@@ -123,7 +123,7 @@ def _has_accelerator() -> bool:
 
 @contextmanager
 def unchanged_process() -> Iterator[None]:
-    """Put back what the body changes of flags, of Python's and NumPy's random state, and of context variables.
+    """Restore flags, the random states of Python and NumPy, and context variables after the body.
 
     Example:
         >>> before = random.getstate()

@@ -1,4 +1,4 @@
-"""Stand-ins for weights: tensors that are made when an op reads them, and forgotten afterwards.
+"""Stand-ins for weights: tensors that are computed when an op reads them, and freed afterwards.
 
 A float64 copy of all weights takes twice the memory of the weights themselves; a copy of the one that is being read is
 small, and making it costs a few percent of the op that reads it.
@@ -21,18 +21,17 @@ Part = Callable[[Tensor, Tensor], Tensor]
 
 
 class RecomputedTensor(Tensor):
-    """Stands for a tensor that is made again whenever an op reads it.
+    """A tensor that is computed anew whenever an op reads it.
 
-    It is made once, and kept until `forget` is called, where many calls read it, and where a call writes into it or
-    gives out a view of it, through which a later one may write.
+    It is computed once, and kept until `forget` is called, if many calls read it, or if a call writes to it or returns
+    a view of it, through which a later call may write.
 
     Args:
         like: a tensor of the same shape, strides and device.
-        dtype: of what is made.
-        make: makes it.
-        kept: whether to keep what was made once.
-        part: makes what is at some indices of the first two dimensions, without all else; None where nobody should
-            look for what may be left out.
+        dtype: dtype of the computed tensor.
+        make: computes the tensor.
+        kept: whether to keep the tensor once it is computed.
+        part: computes only the entries at some indices of the first two dimensions; None if nothing should be left out.
 
     Example:
         >>> weight = RecomputedTensor(torch.ones(2, 2), torch.float64, lambda: torch.eye(2, dtype=torch.float64))
@@ -70,7 +69,7 @@ class RecomputedTensor(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run an op on what its arguments stand for."""
+        """Run an op on the tensors that its arguments stand for."""
         keep = signature(func).shares
 
         def read(tensor: Tensor) -> Tensor:
@@ -85,11 +84,11 @@ class RecomputedTensor(Tensor):
         return tensor
 
     def materialized(self) -> Tensor:
-        """Return what it stands for."""
+        """Return the tensor that this one stands for."""
         return self._read(False)
 
     def summary(self, summarize: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return what a function makes of what it stands for: looked up once, as long as nothing may write into it."""
+        """Return the result of a function of the tensor, which is cached as long as nothing may write to the tensor."""
         if self._materialized is not None:
             return summarize(self._materialized)
         if self._summary is None:
@@ -98,11 +97,11 @@ class RecomputedTensor(Tensor):
 
     @property
     def has_parts(self) -> bool:
-        """Whether it is worth looking for what of it may be left out."""
+        """Whether parts of it may be computed alone, so that it is worth looking for zeros."""
         return self._part is not None
 
     def part(self, first: Tensor, second: Tensor) -> Tensor:
-        """Return what is at some indices of the first two dimensions."""
+        """Return the entries at some indices of the first two dimensions."""
         if self._materialized is None and self._part is not None and not self._kept:
             return self._part(first, second)
         return self._read(False).index_select(0, first).index_select(1, second)
@@ -116,5 +115,5 @@ class RecomputedTensor(Tensor):
         raise RuntimeError("This weight is made when an op reads it; it has no memory of its own.")
 
     def forget(self) -> None:
-        """Let go of what was kept."""
+        """Free the tensor if it was kept."""
         self._materialized = None

@@ -1,4 +1,4 @@
-"""All that the runs of a model recorded, for what is assumed of code that did not run."""
+"""The results of all runs of a model, on which the assumptions about code that did not run are based."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["RecordedRuns"]
 
 
 class _State(Protocol):
-    """What is read of a `MutableState`, which imports this file."""
+    """The part of `MutableState` used here; it imports this file."""
 
     @property
     def set_later(self) -> Collection[tuple[str, str]]: ...
@@ -28,17 +28,17 @@ class _State(Protocol):
 
 @dataclass(frozen=True)
 class RecordedRuns:
-    """All that the runs of a model recorded.
+    """The results of all runs of a model.
 
     Attributes:
         modules: all modules by name.
         coverage: of the functions that ran.
         nodes, values, guards: the program.
-        sized: places at which sizes decide that differ between inputs.
+        sized: places where code decides by sizes that differ between inputs.
         stored: values of the parameters and buffers that were read, by every name.
         parameters: names of all parameters.
-        of_entries: code that ran in entries alone, whose arguments the caller chooses.
-        state: what code sets later; None where everything keeps its value.
+        of_entries: code that only ran in entries, whose arguments the caller chooses.
+        state: what code sets later; None if everything keeps its value.
     """
 
     modules: Mapping[str, nn.Module]
@@ -54,10 +54,10 @@ class RecordedRuns:
 
     @property
     def set_later(self) -> Collection[tuple[str, str]]:
-        """The attributes that code sets later, of kinds that can be recorded at others or that choose, by module."""
+        """Attributes that code sets later and that hold a value to vary, or a choice, by module."""
         return () if self.state is None else self.state.set_later
 
     @property
     def recorded_later(self) -> Collection[tuple[str, str]]:
-        """The attributes that code sets later and that were recorded at other values, by module."""
+        """Attributes that code sets later, and that were recorded with other values, by module."""
         return () if self.state is None else self.state.recorded_later
