@@ -1,4 +1,4 @@
-"""Functions that torch compiled from Python: a recording runs the Python function, whose branches can be seen."""
+"""Functions that TorchScript compiled from Python: a recording runs the Python function, whose branches are visible."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _DECISIONS = ("prim::If", "prim::Loop")
 
 @contextmanager
 def unscripted(model: nn.Module) -> Iterator[None]:
-    """Let names of a model's code, and attributes of its modules, stand for the Python functions behind scripted ones.
+    """Replace scripted functions in a model's code, and in attributes of its modules, by the original Python functions.
 
-    Those without branches and loops stay as they are.
+    Functions without branches and loops are not replaced.
 
     Args:
         model: the model.
@@ -44,7 +44,7 @@ def unscripted(model: nn.Module) -> Iterator[None]:
 
 
 def _decides(value: Any) -> bool:
-    """Whether a function is compiled from Python, and has branches or loops."""
+    """Whether a function was compiled from Python and has branches or loops."""
     if not isinstance(value, torch.jit.ScriptFunction) or not hasattr(value, "_torchdynamo_inline"):
         return False
     return any(decision in str(value.graph) for decision in _DECISIONS)

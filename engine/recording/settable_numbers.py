@@ -1,4 +1,4 @@
-"""Numbers that follow from attributes which code sets later: recordings at one more and one less are not enough."""
+"""Numbers computed from attributes that code sets later: recording neighbouring values is not enough."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["doubt_numbers_set_later", "reads_attribute"]
 
 
 def doubt_numbers_set_later(runs: RecordedRuns, assumptions: Assumptions) -> None:
-    """Doubt numbers that ops receive and that follow from attributes which code sets later.
+    """Doubt numbers among the arguments of ops that are computed from attributes that code sets later.
 
-    ``x[:, : 4 + self.step // 100]`` takes as much at one step more or less. Attributes of which the model takes no
-    other value, such as a number of heads that has to divide the channels, are named in the notes instead.
+    ``x[:, : 4 + self.step // 100]`` takes the same amount one step earlier or later. If the model accepts no other
+    value of an attribute, such as a number of heads that has to divide the channels, the notes name it instead.
 
     Args:
         runs: the recordings.
@@ -34,7 +34,7 @@ def doubt_numbers_set_later(runs: RecordedRuns, assumptions: Assumptions) -> Non
 
 
 def reads_attribute(expr: Expr, attributes: Collection[tuple[str, str]]) -> bool:
-    """Whether a number follows from one of some attributes, or from an item of one.
+    """Whether a number is computed from one of some attributes, or from an item of one.
 
     Args:
         expr: of the number.

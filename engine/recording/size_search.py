@@ -1,4 +1,4 @@
-"""Sizes of the inputs at which a decision in a model's code would come out otherwise."""
+"""Search for input sizes that reverse a decision in a model's code."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from engine.recording.axes import Axis
 __all__ = ["LARGEST", "MOST_ENTRIES", "changes", "sizes_beyond", "sizes_of"]
 
 LARGEST = 8192
-"""No larger size is tried because a number in the code asks for it."""
+"""Largest size that is tried because of a number in the code."""
 
 MOST_ENTRIES = 2**24
-"""Of one input, at the sizes that are tried."""
+"""Maximum number of entries of one input at the sizes that are tried."""
 
 _FURTHEST, _MOST_CHANGES = 32, 2
-"""How far from its size a decision is looked for to come out otherwise, and how many such sizes are tried."""
+"""Maximum distance from the present size that is searched, and maximum number of sizes that are tried."""
 
 
 def sizes_of(guard: Guard) -> Iterator[ShapeOf]:
-    """Yield the sizes, other than those of weights, by which code decides."""
+    """Yield the sizes in a comparison, other than those of weights."""
     return (leaf for leaf in leaves(guard.expr) if isinstance(leaf, ShapeOf) and not leaf.value.stored)
 
 
 def sizes_beyond(guard: Guard, at: Mapping[Axis, int], axes: Sequence[Axis]) -> Iterator[dict[Axis, int]]:
-    """Yield sizes at which a decision may come out otherwise than it did, each with one axis moved.
+    """Yield sizes that may reverse a decision, each with one axis changed.
 
-    What is computed is taken to grow with the inputs: half of a height moves by one where the height moves by two.
+    Computed sizes are assumed to grow with the inputs: half of a height changes by one if the height changes by two.
 
     Args:
         guard: the decision.
-        at: sizes of the run that took it, of those axes that had another size than in the example.
-        axes: those that may be moved.
+        at: sizes in the run that took it, of the axes that were resized there.
+        axes: axes that may be resized.
     """
     for leaf in sizes_of(guard):
         change = next(changes(guard, leaf, ()), None)
@@ -48,12 +48,12 @@ def sizes_beyond(guard: Guard, at: Mapping[Axis, int], axes: Sequence[Axis]) -> 
 
 
 def changes(guard: Guard, leaf: ShapeOf, seen: Collection[int | float]) -> Iterator[int]:
-    """Yield by how much a size has to change for a decision to come out otherwise, alone or as all of its sizes do.
+    """Yield the changes of a size that reverse a decision, of this size alone or of all its sizes together.
 
     Args:
         guard: the decision.
         leaf: one of its sizes.
-        seen: numbers that a count, or another exact number, has been in some run.
+        seen: values of a count, or of another exact number, in earlier runs.
     """
     size, bound = leaf.value.shape[leaf.dim], guard.expr.right
     near = [bound - size + step for step in (-1, 0, 1)] if isinstance(bound, int) else []

@@ -1,4 +1,4 @@
-"""What leaving code out that always ran would do to variables: they keep what they held before."""
+"""Effects of skipping code that always ran: its variables keep their previous values."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 def effects_of_skipping(
     branch: Branch, tree: ast.FunctionDef | ast.AsyncFunctionDef, functions: Functions
 ) -> Mapping[str, Effect]:
-    """Return what it does to each variable to leave out what a branch skips.
+    """Return the effect on each variable of skipping the code that a branch skips.
 
-    A variable that the code computes from itself, entry by entry, changes as that does; of any other one, what it held
-    before takes the place of what the code gives it.
+    A variable that the code computes elementwise from itself changes accordingly; for any other variable, its previous
+    value replaces the one that the code assigns.
 
     Args:
-        branch: the side of a condition that has no code, or that leaves the rest of a loop out.
+        branch: the side of a condition that has no code, or that skips the rest of a loop.
         tree: syntax of the function.
         functions: known effects of functions on the entries of tensors.
     """
@@ -44,7 +44,7 @@ def effects_of_skipping(
 
 
 def _read_behind(branch: Branch, tree: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str] | None:
-    """Return the variables that are read after the loop that a branch leaves; None if there is not one."""
+    """Return the variables that are read after the loop that a branch leaves; None if it leaves none."""
     loops = [loop for loop in nodes_of(tree, *_LOOPS) if any(node is branch.nodes[-1] for node in ast.walk(loop))]
     if len(loops) != 1 or not isinstance(branch.nodes[-1], ast.Break):
         return None
@@ -53,10 +53,10 @@ def _read_behind(branch: Branch, tree: ast.FunctionDef | ast.AsyncFunctionDef) -
 
 
 def are_aligned(values: Sequence[Value], dataflow: Dataflow) -> bool:
-    """Whether values that a run computes from one another have the same channels, as along a residual stream.
+    """Whether values computed from one another have the same channels, as along a residual stream.
 
     Args:
-        values: that a variable held; of those that do not follow from one another, nothing is said.
+        values: values that a variable held; pairs that are not computed from one another are ignored.
         dataflow: of the recorded ops.
     """
     ordered = sorted(values, key=lambda value: value.index)
@@ -70,16 +70,16 @@ def are_aligned(values: Sequence[Value], dataflow: Dataflow) -> bool:
 def before_and_after(
     branch: Branch, code: CodeType, values: Sequence[Value], dataflow: Dataflow
 ) -> Sequence[Value] | None:
-    """Return what a variable holds before and after code that a branch skips, and that computes it from itself.
+    """Return the values of a variable before and after skipped code that computes it from itself.
 
     Args:
-        branch: the side of a condition that leaves the code out.
+        branch: the side of a condition that skips the code.
         code: of the function.
-        values: that the variable held.
+        values: values that the variable held.
         dataflow: of the recorded ops.
 
     Returns:
-        Values of the same channels; None where some have others, or where the code did not compute any.
+        Values with the same channels; None if their channels differ, or the code computed none of them.
     """
     lines = {line for s in branch.skipped for line in range(s.lineno, (s.end_lineno or s.lineno) + 1)}
     after = [value for value in values if _is_computed_on(lines, code, value, dataflow)]
@@ -95,7 +95,7 @@ def _is_computed_on(lines: Collection[int], code: CodeType, value: Value, datafl
 
 
 def is_in_loop(nodes: Iterable[ast.AST], tree: ast.AST) -> bool:
-    """Whether syntax of a function is inside of a loop, so that an earlier round may have set its variables.
+    """Whether syntax of a function is inside a loop, so that an earlier round may have set its variables.
 
     Args:
         nodes: the syntax.

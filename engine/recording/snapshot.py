@@ -1,7 +1,7 @@
-"""What lies in containers and objects, kept so that it can be put back bit for bit.
+"""Snapshots of the contents of containers and objects, which can be restored bit for bit.
 
-Nothing is written that did not change. What changed is written by the methods of the built-in type underneath: a class
-of the user's may forbid changes, or do more than to store.
+Only changes are written back, by the methods of the underlying built-in type, because a user's class may forbid
+changes, or do more than store them.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from engine.program.garbage import uncollected
 __all__ = ["Snapshot"]
 
 _MOST = 20_000
-"""Objects that are looked into; what is further away from the model than so many others is not part of it."""
+"""Maximum number of objects to visit; objects further away are not considered part of the model."""
 
 _PYTHON = frozenset({"_contextvars", "_thread", "_weakref", "builtins", "collections", "functools", "types", "weakref"})
 
 _LARGE = 10_000
-"""Entries from which on a container is restored, and what lies in its entries is not."""
+"""Number of entries from which on a container is restored, but not the contents of its entries."""
 
 _ATOMS = (
     *(type(None), bool, int, float, complex, str, bytes, type, range, slice),
@@ -43,21 +43,21 @@ _ATOMS = (
 )
 _EXACT = frozenset(_ATOMS)
 _RUNNING = frozenset(["asyncio", "concurrent", "io", "logging", "multiprocessing", "socket", "subprocess", "threading"])
-"""Python modules whose objects belong to what runs beside the model."""
+"""Python modules whose objects belong to the process rather than to the model."""
 
 
 _Ways = tuple[Callable[[Any], Any], Callable[[Any, Any], bool], Callable[[Any, Any], Any]]
 
 
 class _Kind(NamedTuple):
-    """What is done with the objects of a class: it is asked of many of them.
+    """How to handle the objects of a class, computed once per class.
 
     Attributes:
-        ways: how to read, compare and write what is in one; None where its class stores nothing of its own.
-        entries: returns what lies in one.
-        attributes: whether one has attributes that are looked into.
-        slots: among them those that are no entries of a table.
-        may_hold: whether one may be what holds the model, and so no part of it.
+        ways: how to read, compare and write the content; None if the class stores nothing itself.
+        entries: returns the items of an object.
+        attributes: whether to visit the attributes.
+        slots: the attributes that are slots, and not entries of a table.
+        may_hold: whether an object may hold the model, and so is not part of it.
     """
 
     ways: _Ways | None
@@ -68,7 +68,7 @@ class _Kind(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """Something that may change, what was in it, and how to compare and to write it."""
+    """An object that may change, its content, and how to compare and write this."""
 
     holder: Any
     content: Any
@@ -77,13 +77,13 @@ class _Kept(NamedTuple):
 
 
 class Snapshot:
-    """What is in the containers and objects that can be reached from some values.
+    """The contents of all containers and objects reachable from some values.
 
     Args:
         roots: where to start.
-        owner: the model; an object that holds it is not part of it (a trainer), and not looked into.
-        skip: what somebody else looks after.
-        packages: whose objects are looked into, beside those of Python itself; all by default.
+        owner: the model; an object that holds it (a trainer) is not part of it, and not visited.
+        skip: objects that are restored elsewhere.
+        packages: packages whose objects are visited, besides those of Python itself; all by default.
 
     Example:
         >>> cache = {"sizes": [1, 2]}
@@ -128,7 +128,7 @@ class Snapshot:
                     write(holder, content)
 
     def _kind_of(self, own: type) -> _Kind | None:
-        """Return what is done with the objects of a class; None where nothing lies in them."""
+        """Return how to handle the objects of a class; None if they have no content."""
         if own not in self._kinds:
             self._kinds[own] = None if issubclass(own, _ATOMS) else self._new_kind(own)
         return self._kinds[own]
@@ -145,7 +145,7 @@ class Snapshot:
         )
 
     def _look_into(self, value: Any, kind: _Kind) -> Sequence[Any]:
-        """Keep what is in a value, and return what to look into next."""
+        """Keep the content of a value, and return the objects to visit next."""
         if kind.ways is not None:
             content = kind.ways[0](value)
             if content is None:
@@ -159,7 +159,7 @@ class Snapshot:
         return inner if len(inner) < _LARGE else ()
 
     def _attributes(self, value: Any, kind: _Kind) -> Iterator[Any]:
-        """Keep the attributes of an object, and yield those with slots of their own, and the table of the others."""
+        """Keep the attributes of an object, and yield those in slots, and the table of the others."""
         table = _table(value)
         if table is not None:
             self._kept.append(_Kept(value, table, _same_table, _set_table))
@@ -184,14 +184,14 @@ class Snapshot:
 
 
 class _Absent:
-    """Stands for the value of a slot without one."""
+    """Stands for the value of an empty slot."""
 
 
 _ABSENT = _Absent()
 
 
 def _is_own(kind: type) -> bool:
-    """Whether an object may be part of a model's state: no function's table, nothing that runs beside it."""
+    """Whether an object may be part of a model's state, and not of a function or of the process."""
     return kind.__name__ == "local" or str(kind.__module__).partition(".")[0].lstrip("_") not in _RUNNING
 
 
@@ -235,7 +235,7 @@ def _write_slot(value: Any, content: tuple[Any, Any]) -> None:
 
 
 def _entries_kept(base: Any) -> _Ways:
-    """Return how the entries of a dictionary are kept: by the methods of which class."""
+    """Return how to read, compare and write a dictionary, by the methods of its base class."""
 
     def read(value: Any) -> tuple[list[Any], list[Any]]:
         return list(base.keys(value)), list(base.values(value))
@@ -289,7 +289,7 @@ def _same_array(value: Any, content: Any) -> bool:
 
 
 def _read_tensor(value: Tensor) -> tuple[Tensor, Tensor, bool] | None:
-    """Return the memory that a tensor stands for, and what is in it; a fake one has none."""
+    """Return the memory that a tensor stands for, and its content; a fake tensor has none."""
     plain = value.layout is torch.strided and not isinstance(value, FakeTensor) and not value.is_quantized
     if not plain or type(value) not in (Tensor, nn.Parameter):
         return None
@@ -397,4 +397,4 @@ _ENTRIES: tuple[tuple[Any, Callable[[Any], Sequence[Any]]], ...] = (
     (types.MethodType, lambda v: [v.__self__, v.__func__]),
     (functools.partial, lambda v: [v.func, v.args, v.keywords]),
 )
-"""What lies in a container, or hangs on a function."""
+"""Returns the items of a container, or the objects attached to a function, by type."""

@@ -1,4 +1,4 @@
-"""The steps that a run takes: which call follows which, and which makes what another one reads."""
+"""The steps of a run: which call follows which, and which call computes what another one reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Rounds", "calls_by_place", "steps_of"]
 
 
 def calls_by_place(nodes: Sequence[Node]) -> dict[tuple[Any, ...], Node]:
-    """Return calls by the place in the code, and by how often that has run in the module before."""
+    """Return calls by their place in the code, and by how often the module has run it before."""
     counts: dict[tuple[Any, ...], int] = {}
     table: dict[tuple[Any, ...], Node] = {}
     for node in nodes:
@@ -25,10 +25,10 @@ def calls_by_place(nodes: Sequence[Node]) -> dict[tuple[Any, ...], Node]:
 
 
 def steps_of(nodes: Sequence[Node]) -> set[tuple[Any, ...]]:
-    """Return which call follows which in each module, and which calls make what it reads.
+    """Return the pairs of successive calls in each module, and of calls that compute and read a value.
 
-    A loop that runs longer takes no other steps. A run that leaves a call out reads what came before it, and one that
-    passes another dimension, flag or text does something else at the same place.
+    A loop that runs longer adds no steps. A run that skips a call does, because it reads an earlier value, and so does
+    a run that passes another dimension, flag or string at the same place.
     """
     last: dict[str, tuple[Any, ...]] = {}
     makers: dict[int, tuple[Any, ...]] = {}
@@ -43,7 +43,7 @@ def steps_of(nodes: Sequence[Node]) -> set[tuple[Any, ...]]:
 
 
 def _manner(node: Node) -> tuple[Any, ...]:
-    """Return the arguments that say how an op computes: dimensions, flags, texts and types, without other numbers."""
+    """Return the arguments that determine what an op does: dimensions, flags, strings and dtypes, no other numbers."""
     return tuple(
         (name, repr(value) if "dim" in name else value)
         for name, value in node.args.items()
@@ -52,9 +52,9 @@ def _manner(node: Node) -> tuple[Any, ...]:
 
 
 class Rounds:
-    """How often the calls at each place in the code ran, and where another run made more of them, or fewer.
+    """Number of calls at each place in the code, and the places where this differed between runs.
 
-    What a loop adds up, round by round, is another number where it runs longer, although each round is the same.
+    A sum over the rounds of a loop changes if it runs longer, although each round is the same.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Rounds:
         self._counts.update({place: count for place, count in counts.items() if place not in self._counts})
 
     def compare(self, nodes: Sequence[Node]) -> None:
-        """Note the places of which a run makes another number of calls.
+        """Note the places where a run makes another number of calls.
 
         Args:
             nodes: of the run.
@@ -80,7 +80,7 @@ class Rounds:
         self._others.update(place for place, count in counts.items() if self._counts[place] not in (0, count))
 
     def carried(self, nodes: Sequence[Node]) -> set[int]:
-        """Return the indices of values at such places that are computed from others of the same place.
+        """Return the indices of values at such places that are computed from other values of the same place.
 
         Args:
             nodes: of the program.

@@ -1,6 +1,6 @@
-"""The values around a piece of code: what its module reads, computes, and passes between its parts.
+"""The values around a piece of code: those that its module reads, computes, and passes between its parts.
 
-Where code may do something else with them that no analysis follows, all of them count as used.
+If code may use them in a way that no analysis follows, all of them count as used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def use_values_around_code(
     reason: str,
     called: Collection[CodeType] = (),
 ) -> None:
-    """Count as used the values around all modules that a function may run for.
+    """Count as used the values around all modules for which a function may run.
 
     Args:
         code: of the function.
@@ -35,7 +35,7 @@ def use_values_around_code(
         dataflow: of the recorded ops.
         assumptions: is extended.
         reason: a verb phrase about a value, for the user.
-        called: code of the functions that ran; where it runs no op and is no method, it runs for those of its callers.
+        called: code of the functions that ran; a plain function without ops runs for the modules of its callers.
     """
     for owner in _owners(code, modules, dataflow, called):
         assumptions.use(values_around(owner, modules, dataflow), reason)
@@ -44,7 +44,7 @@ def use_values_around_code(
 def _owners(
     code: CodeType, modules: Mapping[str, nn.Module], dataflow: Dataflow, called: Collection[CodeType]
 ) -> set[str]:
-    """Return the modules that a function may run for; functions that mention its name may call it."""
+    """Return the modules for which a function may run; functions that mention its name may call it."""
     owners, waiting, seen = set[str](), [code], {code}
     while waiting:
         one = waiting.pop()
@@ -58,7 +58,7 @@ def _owners(
 
 
 def is_own_op(modules: Mapping[str, nn.Module], node: Node) -> bool:
-    """Whether an op runs in the code of a module itself, and not in one of torch's layers, at the place of its call.
+    """Whether an op was called by the code of a module itself, and not inside one of torch's layers.
 
     Args:
         modules: all modules by name.
@@ -77,9 +77,9 @@ def _owner(modules: Mapping[str, nn.Module], node: Node) -> str:
 
 
 def values_around(name: str, modules: Mapping[str, nn.Module], dataflow: Dataflow) -> Iterator[Value]:
-    """Yield the values that a module reads, those that its own code computes, and those around the parts of it.
+    """Yield the values that a module reads, those that its own code computes, and those around its parts.
 
-    Its own code handles the results of whatever it calls: of parts in a container that it iterates over, say.
+    Its own code handles the results of whatever it calls, such as parts in a container that it iterates over.
 
     Args:
         name: of the module.
@@ -104,7 +104,7 @@ def values_around(name: str, modules: Mapping[str, nn.Module], dataflow: Dataflo
 
 
 def _callee(name: str, node: Node) -> str:
-    """Return the module that runs an op on behalf of a module's own code: this module itself, or one that it calls."""
+    """Return the module that runs an op for a module's own code: the module itself, or one that it calls."""
     running = (*node.callers, node.module)
     if name in running:
         place = len(running) - running[::-1].index(name)

@@ -1,4 +1,4 @@
-"""What a run writes into a model's own parameters and buffers, taken back afterwards."""
+"""Undoing of a run's writes to a model's own parameters and buffers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["TensorBackup", "unwritten"]
 
 
 class TensorBackup:
-    """Keeps what is in a tensor before it is written to.
+    """Keeps the content of tensors before they are written to.
 
     Args:
         stored: parameters and buffers by name.
-        anything: whether to keep other memory as well.
+        anything: whether to keep the content of other tensors as well.
 
     Example:
         >>> weight = torch.ones(3)
@@ -38,7 +38,7 @@ class TensorBackup:
         self._kept: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def keep(self, written: Iterable[Any]) -> None:
-        """Keep what shares memory with any of these, once."""
+        """Keep the content of the tensors that share memory with any of these, once."""
         tensors = [t for t in written if isinstance(t, Tensor) and _has_memory(t)]
         if not tensors:
             return
@@ -52,7 +52,7 @@ class TensorBackup:
             self._kept[place] = [(tensor, tensor.clone()) for tensor in self._places[place]]
 
     def restore(self) -> None:
-        """Write back what was kept."""
+        """Restore the kept contents."""
         for pairs in self._kept.values():
             for tensor, before in pairs:
                 tensor.copy_(before)
@@ -60,11 +60,11 @@ class TensorBackup:
 
 @contextmanager
 def unwritten(model: nn.Module, but: Iterable[Tensor] = ()) -> Iterator[None]:
-    """Run the body, and take back what it writes into parameters and buffers.
+    """Run the body, and undo its writes to parameters and buffers.
 
     Args:
         model: the model.
-        but: tensors that keep what is written into them.
+        but: tensors whose writes are not undone.
 
     Example:
         >>> norm = nn.BatchNorm1d(2)
@@ -89,7 +89,7 @@ def unwritten(model: nn.Module, but: Iterable[Tensor] = ()) -> Iterator[None]:
 
 
 class _Keeping(TorchDispatchMode):
-    """Keeps what an op writes to before it runs."""
+    """Keeps the content of tensors before an op writes to them."""
 
     def __init__(self, backup: TensorBackup) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

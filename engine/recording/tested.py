@@ -1,4 +1,4 @@
-"""What a condition follows from: variables, and attributes that it, or a method that it calls, reads."""
+"""The variables and attributes on which a condition depends, directly or through methods that it calls."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from engine.source.static_attributes import method_code
 __all__ = ["ANY", "attributes_tested", "variables_tested"]
 
 ANY = "*"
-"""The path of an attribute whose name code computes, and the start of that of an attribute of an unknown object."""
+"""The path of an attribute with a computed name, and the first part of the path from an unknown object."""
 
 
 _PLAIN = (str, list, tuple, dict, set, int, float, range)
 
 
 def variables_tested(tests: Collection[ast.expr], tree: ast.AST) -> set[str]:
-    """Return the variables in expressions, and those that these are computed from.
+    """Return the variables in expressions, and those from which these are computed.
 
     Args:
         tests: the expressions.
@@ -39,16 +39,16 @@ def variables_tested(tests: Collection[ast.expr], tree: ast.AST) -> set[str]:
 def attributes_tested(
     tests: Collection[ast.expr], tree: ast.AST, self_name: str | None, module: nn.Module
 ) -> Iterator[str]:
-    """Yield the paths of attributes that expressions, or the variables in them, are computed from.
+    """Yield the paths of attributes from which expressions, or the variables in them, are computed.
 
-    Numbers that modules hold are left out where another variable than the module leads to them: what code compares them
-    with is recorded.
+    Numbers that modules hold are omitted if they are reached through a variable other than the module, because
+    comparisons with them are recorded.
 
     Args:
         tests: the expressions.
         tree: syntax of the function that they are in.
         self_name: the variable that is the module; None in a plain function.
-        module: whose method it is.
+        module: the module whose method the function is.
 
     Returns:
         Paths from the module (``gate.mode``); those from an unknown object start with ``*``.
@@ -91,7 +91,7 @@ def _path(
 
 
 def _own_path(path: str, is_called: bool, module: nn.Module) -> Iterator[str]:
-    """Yield the path of an attribute of the module; that of a method which is not followed ends in ``()``."""
+    """Yield the path of an attribute of the module; the path of a method that is not followed ends in ``()``."""
     held: Any = module
     for name in path.split(".") if is_called else ():
         held = inspect.getattr_static(held, name, None) if not isinstance(held, nn.Module) else attribute_of(held, name)
@@ -107,7 +107,7 @@ def _local_names(function: ast.AST) -> frozenset[str]:
 
 
 def _is_of_tensors(name: str) -> bool:
-    """Whether tensors have an attribute that is no method (``shape``, ``ndim``, ``device``)."""
+    """Whether tensors have such an attribute, other than a method (``shape``, ``ndim``, ``device``)."""
     return hasattr(torch.Tensor, name) and not callable(getattr(torch.Tensor, name))
 
 
@@ -128,7 +128,7 @@ def _looked_up(call: ast.Call, self_name: str | None) -> Iterator[str]:
 
 
 def _inner_functions(call: ast.Call, function: ast.AST) -> list[ast.FunctionDef]:
-    """Return the functions inside of another one that a call in it may run."""
+    """Return the inner functions that a call in a function may run."""
     name = call.func.id if isinstance(call.func, ast.Name) else None
     return [n for n in ast.walk(function) if isinstance(n, ast.FunctionDef) and n.name == name and n is not function]
 

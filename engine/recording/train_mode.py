@@ -1,8 +1,8 @@
-"""Whether modules without parts do anything while training that the recorded run does not show: each is run alone.
+"""Which modules without children need a recording in train mode; each is run on its own to find out.
 
-A stochastic depth or a noise layer asks for its mode and then only multiplies or adds, entry by entry, what it draws.
-To record the whole model again for that would double the work, and show nothing of which channels are coupled. A module
-that reads other parameters, or does anything else, is not such a layer.
+A stochastic depth or a noise layer reads its mode, and then only multiplies by or adds random numbers elementwise.
+Recording the whole model again would double the work without showing any further coupling of channels. A module that
+reads other parameters, or does anything else, is not such a layer.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def modules_needing_train_mode(
     entrywise: Callable[[Node], bool],
     contents: Contents,
 ) -> list[nn.Module]:
-    """Return those of the modules that asked for their mode whose train mode has to be recorded.
+    """Return the modules that read their mode and whose train mode has to be recorded.
 
     Args:
         another: returns a recorder of the model.
-        model: in which they are.
+        model: the model that contains them.
         readers: the modules.
-        calls: of those without parts.
+        calls: calls of the modules without children.
         entrywise: whether a call changes single entries only.
         contents: of the model.
     """
@@ -61,10 +61,10 @@ def _alters_values_only(
     name: str,
     entrywise: Callable[[Node], bool],
 ) -> bool:
-    """Whether what a module does in train mode alone is to change single entries by draws.
+    """Whether all that a module does in train mode is to change single entries at random.
 
     Args:
-        recorder: of the model; it forgets what it records here.
+        recorder: a recorder of the model, from which the run is dropped again.
         module: in eval mode.
         args: of a call of it.
         kwargs: of that call.

@@ -1,8 +1,8 @@
 """What code that no recording ran could do to recorded values.
 
-A branch that the example does not take, or code after an early return, may read all that its variables hold there.
-What it passes to a module that never ran, returns, assigns to another variable, or reshapes to a literal size counts
-as used; what it only scales or shifts varies. Notes name the lines of code that does anything else.
+A branch that the example does not take, or code after an early return, may read everything its variables hold there.
+Values that it passes to a module that never ran, returns, assigns to another variable, or reshapes to a literal size
+count as used; values that it only scales or shifts vary. Notes name the lines of code that does anything else.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ __all__ = ["assumptions_about_unreached_code"]
 def assumptions_about_unreached_code(
     runs: RecordedRuns, arguments: ForwardArguments, declared: Callable[[str], bool], functions: Functions
 ) -> Assumptions:
-    """Return assumptions that hold whatever code runs that no recording ran.
+    """Return assumptions under which any code that no recording ran may run.
 
     Args:
         runs: the recordings.
         arguments: of the model's forward.
-        declared: whether the user declares an attribute, by its name in the model, to keep its value.
+        declared: returns whether the user declares that an attribute keeps its value, by its name in the model.
         functions: effects of torch's functions on the entries of tensors.
     """
     assumptions = Assumptions()
@@ -98,7 +98,7 @@ class _UntakenBranches:
         idle: modules that did not run.
         mutability: of the model's attributes.
         arguments: of the model's forward.
-        declared: whether the user declares an attribute to keep its value.
+        declared: returns whether the user declares that an attribute keeps its value.
         assumptions: is extended.
     """
 
@@ -141,7 +141,7 @@ class _UntakenBranches:
             self._follow(branch)
 
     def _find_open_branches(self, by_function: Mapping[tuple[CodeType, str], Sequence[UntakenBranch]]) -> None:
-        """Find the branches that other calls may run; what these assign may open further ones."""
+        """Find the branches that other calls may run; their assignments may make further ones possible."""
         self._fixed.clear()
         for function, branches in by_function.items():
             own = self._open[function]
@@ -203,13 +203,13 @@ class _UntakenBranches:
                 self.notes.not_analyzed[branch.place] = None
 
     def _use_results(self, branch: UntakenBranch) -> None:
-        """Count as used what modules that it calls compute, where it does something else with their results."""
+        """Count as used the results of modules that a branch calls and uses differently than code that ran."""
         if values := list(results_used_otherwise(branch, self._runs.modules, self._dataflow)):
             self._note(self.notes.read, branch)
             self._touch(values, Effect.USES, branch)
 
     def _leave_out(self, branch: UntakenBranch) -> None:
-        """Let variables hold what they did before code that always ran, or ran in some rounds."""
+        """Let variables keep the values from before code that always ran, or ran in some rounds."""
         if branch.has_run and branch.branch.skips_results:  # what is first, or last, is another one then
             self._note(self.notes.left_out, branch)
             reason = f"may be handed on by {branch.code.co_name} in other rounds"
@@ -229,18 +229,18 @@ class _UntakenBranches:
                 self._assumptions.vary(values) if pair is None else self._assumptions.stand_in(pair)
 
     def _is_decided_by_size_alone(self, branch: UntakenBranch) -> bool:
-        """Whether sizes decide, and neither arguments nor attributes that code sets, and do so alike for all inputs."""
+        """Whether only sizes that are the same for all inputs decide, and no arguments or attributes that code sets."""
         alone = branch.is_decided_at(self._places) and not branch.is_decided_at(self._runs.sized)
         alone = alone and branch.code not in self._runs.of_entries  # of which no other sizes are recorded
         return alone and not self._options_tested(branch) and not self._tests_what_is_set(branch)
 
     def _options_tested(self, branch: UntakenBranch) -> set[str]:
-        """Return the arguments that the example gives no tensor, and that the condition of a branch depends on."""
+        """Return the arguments that are no tensors in the example, and on which the condition of a branch depends."""
         options = set(self._arguments.options_of(branch.code))
         return self._undeclared(branch, options & variables_tested(branch.tests(), branch.tree)) if options else set()
 
     def _tests_what_is_set(self, branch: UntakenBranch) -> bool:
-        """Whether the condition of a branch follows from an attribute that code may set."""
+        """Whether the condition of a branch depends on an attribute that code may set."""
         module, prefix = self._runs.modules[branch.owner], f"{branch.owner}." if branch.owner else ""
         paths = set(attributes_tested(branch.tests(), branch.tree, branch.self_name, module))
         undeclared = (path for path in paths if not self._declared(prefix + path))
@@ -260,7 +260,7 @@ class _UntakenBranches:
             self._assumptions.vary(values, zeros_stay=effect is Effect.KEEPS_ZERO)
 
     def _variables_used(self, branch: UntakenBranch, values_read: Mapping[str, list[Value]]) -> frozenset[str] | None:
-        """Return the variables that count as used; None if the code cannot run, or other recordings cover it."""
+        """Return the variables that count as used; None if the code cannot run, or is covered elsewhere."""
         if branch.is_interrupted:  # whether the error occurs, may depend on any size
             return frozenset(values_read)
         if self._is_fixed(branch, by_user=True):
@@ -286,21 +286,21 @@ class _UntakenBranches:
         )
 
     def _reshaped_to_literals(self, branch: UntakenBranch, beside_attributes: bool = True) -> frozenset[str]:
-        """Return the variables that get literal sizes; what modules compute that gets such sizes counts as used."""
+        """Return the variables reshaped to literal sizes; results of modules that are reshaped so count as used."""
         for module in branch.modules_reshaped_to_literals(beside_attributes):
             self._touch(self._dataflow.boundary(module)[1], Effect.USES, branch)
             self._note(self.notes.read, branch)
         return frozenset(branch.reshaped_to_literals(beside_attributes))
 
     def _selects_alone(self, branch: UntakenBranch) -> bool:
-        """Whether a branch of a plain function depends on nothing but what the function is called with."""
+        """Whether a branch of a plain function depends on nothing but the function's arguments."""
         if branch.self_name is not None:
             return False
         never_changed = functools.partial(self._mutability.never_changed, self._runs.modules[branch.owner])
         return branch.is_fixed((), never_changed, sized=self._runs.sized)
 
     def _variables_of_other_calls(self, branch: UntakenBranch, values_read: Mapping[str, list[Value]]) -> set[str]:
-        """Return the variables that are passed to modules which were called with other values where they ran."""
+        """Return the variables passed to modules that were called with other values where they ran."""
         result: set[str] = set()
         for module, names in branch.module_calls():
             inputs, outputs = self._dataflow.boundary(module)
@@ -312,14 +312,14 @@ class _UntakenBranches:
         return result
 
     def _use_replaced(self, branch: UntakenBranch) -> None:
-        """Count as used what stands in the place of what a branch computes, and of a module that would run in it."""
+        """Count as used the values that a branch would replace, and the values around modules that it would replace."""
         for name in (*branch.branch.assigned, RESULT):
             self._touch(branch.values_of(name, self._runs.stored), Effect.USES, branch)
         for values in itertools.chain(*map(self._dataflow.boundary, branch.modules_replaced())):
             self._touch(values, Effect.USES, branch)
 
     def _use_values_of_consumer(self, branch: UntakenBranch) -> None:
-        """Count as used what a module reads that is called with the result of a branch."""
+        """Count as used the values read by a module that is called with the result of a branch."""
         consumer = branch.consumer()
         for node in (node for node in self._runs.nodes if node.module == consumer):
             self._touch((v for v in node.inputs if not v.stored), Effect.USES, branch)
@@ -328,7 +328,7 @@ class _UntakenBranches:
         return self._is_fixed(branch, by_user=True) or self._is_fixed(branch, by_user=False)
 
     def _is_fixed(self, branch: UntakenBranch, by_user: bool) -> bool:
-        """Whether the code, or a declaration of the user's, determines that a branch never runs."""
+        """Whether the code, or a user's declaration, determines that a branch never runs."""
         key = branch.branch, branch.owner, by_user
         if key not in self._fixed:
             self._fixed[key] = self._is_declared(branch) if by_user else self._is_fixed_by_code(branch)
@@ -345,12 +345,12 @@ class _UntakenBranches:
         return branch.is_fixed(free, declared, declared, self._runs.sized, may_run)
 
     def _may_run(self, branch: UntakenBranch, node: ast.AST) -> bool:
-        """Whether syntax that did not run is in another branch of the same function that further calls may run."""
+        """Whether syntax that did not run is in another branch of the same function that other calls may run."""
         others = self._open.get((branch.code, branch.owner), ())
         return any(other.branch.contains(node) for other in others if other is not branch)
 
     def _is_fixed_by_code(self, branch: UntakenBranch, types_agree: bool = False) -> bool:
-        """Whether the code fixes a condition; ``types_agree``: if all that ops compute is of one type in every call."""
+        """Whether the code fixes a condition; ``types_agree``: whether results of ops have one type in every call."""
         elsewhere = branch.code.co_filename not in self._files  # there sizes alone decide, and of no enclosing variable
         if elsewhere and branch.code.co_freevars:
             return True
@@ -373,20 +373,20 @@ class _UntakenBranches:
     def _other_types_lead_elsewhere(self) -> bool:
         """Whether an argument of another type than in the recordings may lead to code that did not run.
 
-        What ops compute is of the same type in every call until that happens: they would fail on another one.
+        Until that happens, results of ops have the same type in every call, because ops fail on other types.
         """
         caught = any(map(may_continue_after_error, self._runs.coverage.functions.values()))
         return caught or any(map(self._asks_for_type, self._conditions()))
 
     def _conditions(self) -> Iterator[UntakenBranch]:
-        """Yield the branches of which another type may run one, or nothing instead: also those that compute nothing."""
+        """Yield the branches that another type may run or skip, including those that compute nothing."""
         for coverage in self._runs.coverage.functions.values():
             for branch in (*coverage.function.untaken(coverage.ran), *branches_without_other(coverage)):
                 if not (branch.is_condition or any(isinstance(node, ast.Raise) for node in branch.nodes)):
                     yield self._untaken(branch, coverage)
 
     def _asks_for_type(self, branch: UntakenBranch) -> bool:
-        """Whether the condition of a branch may come out otherwise for an argument of another type."""
+        """Whether the condition of a branch may have another outcome for an argument of another type."""
         others = branch.types.others() & branch.arguments() - {branch.self_name}
         others -= set(self._arguments.options_of(branch.code))
         if branch.code.co_filename not in self._files or others & branch.types.checked():

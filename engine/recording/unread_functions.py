@@ -1,4 +1,4 @@
-"""What functions could do whose text Python does not keep: where other calls may go another way, anything."""
+"""Functions whose source is not available: if other calls may take another path, they may do anything."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["assume_nothing_of_unread_functions"]
 def assume_nothing_of_unread_functions(
     runs: RecordedRuns, idle: IdleModules, mutability: Mutability, dataflow: Dataflow, assumptions: Assumptions
 ) -> None:
-    """Count as used, and as varying, the values around functions without text that may do something else.
+    """Assume that the values around functions without source that may behave differently are used and vary.
 
     Args:
         runs: the recordings.
@@ -57,7 +57,7 @@ def assume_nothing_of_unread_functions(
 def _may_differ(
     function: UnreadFunction, module: nn.Module | None, runs: RecordedRuns, idle: IdleModules, mutability: Mutability
 ) -> bool:
-    """Whether a function may do something else in other calls; ``module``: the one whose method it is."""
+    """Whether a function may behave differently in other calls; ``module``: the module whose method it is."""
     if function.is_passed_functions or chooses_by_value(function.code, function.space):
         return True
     jumps = list(function.one_way())
@@ -84,6 +84,6 @@ def _is_settled(
 
 
 def _without_body(code: CodeType) -> ast.FunctionDef:
-    """Return a function with the arguments of another one."""
+    """Return the syntax of a function with the arguments of another one and no body."""
     arguments = ast.arguments([], [ast.arg(name) for name in arguments_of(code)], None, [], [], None, [])
     return ast.fix_missing_locations(ast.FunctionDef(code.co_name, arguments, [ast.Pass()], []))
