@@ -1,1 +1,1 @@
-"""The user's Python code: where its numbers come from, and how they are made to follow."""
+"""Analysis of the user's Python code: where its numbers come from, and what it could do in other calls."""

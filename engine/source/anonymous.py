@@ -1,4 +1,4 @@
-"""Lambda functions and comprehensions as functions: what is written in one line, as statements."""
+"""Lambda functions and comprehensions, converted to the syntax of functions with statements."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def is_anonymous(name: str) -> bool:
 def anonymous_function(code: CodeType) -> ast.FunctionDef | None:
     """Return the syntax of a lambda function or a comprehension as that of a function; None without source.
 
-    What a comprehension computes for an item is returned in a loop over its argument, ``.0``, as Python calls it.
+    A comprehension becomes a loop over its argument, which Python calls ``.0``, that returns the result for an item.
 
     Args:
         code: of the lambda function or the comprehension.
@@ -54,7 +54,7 @@ def anonymous_function(code: CodeType) -> ast.FunctionDef | None:
 
 
 def _spans(code: CodeType) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Yield where instructions begin and end in the text; those that set a frame up have no place, or an empty one."""
+    """Yield the start and the end of instructions in the text; those that set up a frame have no position."""
     for line, end, column, last in positions(code):
         if line is not None and end is not None and column is not None and last is not None and column != last:
             yield (line, column), (end, last)

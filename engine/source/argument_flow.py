@@ -37,13 +37,13 @@ _DECISIONS = (ast.BoolOp, ast.Compare, ast.UnaryOp)
 
 @dataclass(frozen=True)
 class Choices:
-    """What code chooses otherwise for other inputs.
+    """What code chooses differently for other inputs.
 
     Attributes:
-        functions: those in which it does, and those that call them.
-        sized: places, as files and lines, at which sizes decide that differ between inputs.
+        functions: functions that contain such choices, and their callers.
+        sized: places, as files and lines, where code decides by sizes that differ between inputs.
         expressions: parts of conditional expressions that did not run, and may run for other inputs.
-        variables: names by code of the function, that code which did not run assigns a number to, or `RESULT`.
+        variables: by code of the function, the variables to which code that did not run assigns a number, or `RESULT`.
     """
 
     functions: Sequence[FunctionType | MethodType] = ()
@@ -59,7 +59,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class PassedArguments:
-    """Arguments of methods and functions that receive arguments of forward, without those of forward itself.
+    """Arguments of methods and functions that receive arguments of forward; those of forward itself are omitted.
 
     Attributes:
         by_code: their names by code of the function.
@@ -70,7 +70,7 @@ class PassedArguments:
     by_owner: Mapping[tuple[CodeType, int], frozenset[str]] = field(default_factory=dict)
 
     def of_module(self, code: CodeType, module: nn.Module) -> frozenset[str]:
-        """Return the arguments of a module's method; those of all modules where nothing is seen to call it.
+        """Return the arguments of a module's method; those of all modules if no call of it is visible.
 
         Args:
             code: of the method.
@@ -86,7 +86,7 @@ def passed_arguments(model: nn.Module, arguments: Collection[str], choices: Choi
     """Return the arguments of methods and functions that receive arguments of forward, or values that these choose.
 
     Args:
-        model: the model; its forward is read, and all modules, methods and functions that this calls.
+        model: the model; its forward is analysed, with all modules, methods and functions that it calls.
         arguments: names of arguments of its forward.
         choices: what else is followed.
 
@@ -197,7 +197,7 @@ class Reader:
         return self.follows(value)
 
     def passed(self) -> Iterator[tuple[FunctionType | MethodType, frozenset[str]]]:
-        """Yield the functions and methods that it calls with such arguments, with the names that these have there."""
+        """Yield the functions and methods that are called with such arguments, and the names of these there."""
         for call in _calls(self.tree):
             if not any(map(self.follows, (*call.args, *(keyword.value for keyword in call.keywords)))):
                 continue
@@ -247,7 +247,7 @@ class Reader:
             yield from (k.value for k, v in pairs if isinstance(k, ast.Constant) and self.follows(v))  # type: ignore[misc]
 
     def follows(self, value: ast.expr) -> bool:
-        """Whether a value is an argument of forward, or is chosen by some without being computed from features."""
+        """Whether a value is an argument of forward, or is chosen by such arguments but not computed from features."""
         if isinstance(value, ast.Name):
             return value.id in self.names
         choices = self.choices
@@ -318,7 +318,7 @@ class Reader:
 
 
 def _is_number_or_decision(value: ast.expr) -> bool:
-    """Whether an expression decides, or makes a plain number of one: ``len(x)``, ``int(h / 2)``, ``math.floor(h)``."""
+    """Whether an expression is a decision or a plain number: ``len(x)``, ``int(h / 2)``, ``math.floor(h)``."""
     if not isinstance(value, ast.Call):
         return isinstance(value, _DECISIONS)
     function = value.func

@@ -1,4 +1,4 @@
-"""Which attributes the code of a model writes to once the model is built, whether or not that code runs.
+"""The attributes that the code of a model writes to once the model is built, whether or not that code runs.
 
 An attribute that a method assigns (``self.step += 1``), fills (``self.queue[i] = x``, ``self.scale.copy_(s)``) or
 extends (``self.cache.append(x)``) differs in the next call. Code that builds, converts or loads a model does not count.
@@ -46,7 +46,7 @@ _FILLING_FUNCTIONS = frozenset(
     ["copyto", "delitem", "heapify", "heappop", "heappush", "heappushpop", "heapreplace", "insort", "insort_left"]
     + ["insort_right", "setitem", "shuffle"]
 )
-"""Functions of Python and NumPy that change what they are given: ``random.shuffle(self.order)``."""
+"""Functions of Python and NumPy that change their argument in place: ``random.shuffle(self.order)``."""
 
 _DISPLAYS = ("BUILD_LIST", "BUILD_MAP", "BUILD_SET", "BUILD_CONST_KEY_MAP", "LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE")
 """Beginnings of the names of the instructions with which the display of a container ends."""
@@ -55,7 +55,7 @@ _NEW = frozenset(["OrderedDict", "defaultdict", "deque", "dict", "list", "set", 
 """Functions that return a new container, whatever they are called with."""
 
 ANY_OF_SELF = "self.*"
-"""Stands for all attributes of an object, if a method sets one by a name that it computes."""
+"""Stands for all attributes of an object, if a method sets one under a computed name."""
 
 _TABLES = frozenset(["__dict__", "vars"])
 
@@ -69,7 +69,7 @@ class _Names(NamedTuple):
         own: attributes of ``self`` that are assigned.
         others: attributes of other objects that are assigned.
         filled: attributes of any object whose contents may change.
-        own_fills, other_fills: those of the assigned ones that may be something else afterwards if they are None.
+        own_fills, other_fills: the assigned ones that may no longer be None afterwards if they are None.
     """
 
     own: frozenset[str] = frozenset()
@@ -240,7 +240,7 @@ class _Setup(NamedTuple):
 
     Attributes:
         beside: private methods that only constructors call.
-        run: functions that a forward may run, whatever they are called.
+        run: functions that a forward may run, whatever their names.
     """
 
     beside: frozenset[str]
@@ -262,7 +262,7 @@ def _union(parts: Iterable[_Names]) -> _Names:
 
 @functools.cache
 def _names(code: CodeType, self_name: str | None) -> _Names:
-    """Return the names of the attributes that a function, a method of what a variable holds, or inner ones write to."""
+    """Return the names of the attributes that a function, its inner functions and methods of its variables write to."""
     constants = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     if code.co_flags & inspect.CO_OPTIMIZED:
         inner = [_names(c, self_name if self_name in c.co_freevars else None) for c in constants]

@@ -46,7 +46,7 @@ class Branch:
         skipped: statements that do not run where it does: it is the other side of a condition without an ``else``, or
             leaves the rest of a loop out.
         entered: offsets of the instructions of a condition's only side; its other side has none, and stands for a jump.
-        instead: the other side of a conditional expression whose value no variable holds: an operand, an argument.
+        instead: the other side of a conditional expression whose value no variable holds, such as an operand.
         earlier: the operands of ``and`` or ``or`` before the one that decides, which may decide as well.
     """
 
@@ -100,7 +100,7 @@ class Branch:
 
     @functools.cached_property
     def noted(self) -> frozenset[str]:
-        """Variables that it reads, that decide whether it runs, or that keep what they hold where it does."""
+        """Variables that it reads, that decide whether it runs, or that keep their values if it runs."""
         instead = () if self.instead is None else names_read(self.instead)
         return frozenset({*self.names, *self.tested, *self.skipped_bindings, *instead})
 
@@ -117,28 +117,28 @@ class Branch:
 
     @functools.cached_property
     def skipped_bindings(self) -> Mapping[str, tuple[Binding, ...]]:
-        """What the statements that it skips assign, by variable."""
+        """Assignments of the statements that it skips, by variable."""
         return bindings(ast.Module([*self.skipped], []))
 
     @functools.cached_property
     def skips_results(self) -> bool:
-        """Whether what it skips hands something on otherwise than in a variable: it yields it, or sets an attribute."""
+        """Whether the skipped code passes on a result other than in a variable: by ``yield``, or in an attribute."""
         yields = any(nodes_of(statement, ast.Yield, ast.YieldFrom) for statement in self.skipped)
         return yields or any("." in name for name in self.skipped_bindings)
 
     @functools.cached_property
     def _statement_targets(self) -> frozenset[str]:
-        """Variables that the statement assigns which an expression is part of."""
+        """Variables assigned by the statement that an expression is part of."""
         return frozenset() if self.statement is None else frozenset(bindings(self.statement))
 
     @functools.cached_property
     def assigned(self) -> frozenset[str]:
-        """Variables that hold something else where it runs."""
+        """Variables that have another value if it runs."""
         bound = self._bindings.keys() | self._statement_targets | self.skipped_bindings.keys()
         return frozenset(name for name in bound if "." not in name) | self.targets
 
     def values_of(self, name: str) -> list[ast.expr]:
-        """Return the expressions that it assigns to a variable; in a tuple those of which the variable holds a part.
+        """Return the expressions that it assigns to a variable; in a tuple if the variable receives a part of one.
 
         Args:
             name: the variable, or `RESULT` for what it returns.
@@ -152,7 +152,7 @@ class Branch:
 
     @functools.cached_property
     def returns(self) -> bool:
-        """Whether the function returns something else where it runs."""
+        """Whether the function returns another value if it runs."""
         own = (n for n in (*self.syntax, self.statement) if isinstance(n, ast.Return))
         return any(n.value is not None for n in own)
 

@@ -1,4 +1,4 @@
-"""Which functions a call runs: attributes, items of containers and methods, looked up without running any code."""
+"""The functions that a call runs: attributes, items of containers and methods, looked up without running code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places in the code whose numbers the source fixes in one run, and does not in another."""
+"""Places in the code whose numbers the source fixes in one run, but not in another."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ __all__ = ["Certainty"]
 
 
 class Certainty:
-    """Where numbers were fixed, and where not.
+    """Tracks at which places in the code numbers were fixed by the source.
 
-    A function may be passed a literal by one caller, and a variable that holds the same number by another: the second
-    call computes nothing new on the example, and yet another number in the next call.
+    One caller may pass a literal to a function, and another one a variable with the same number: the second call
+    computes nothing new on the example, but may pass another number in the next call.
 
     Attributes:
-        is_lost: whether the present run passes a number that is not fixed where all runs before passed fixed ones.
+        is_lost: whether the current run passes an unfixed number where all earlier runs passed fixed ones.
 
     Example:
         >>> certainty = Certainty()
@@ -33,7 +33,7 @@ class Certainty:
         self.is_lost = False
 
     def note(self, place: str, is_fixed: bool) -> None:
-        """Take note of a call.
+        """Note a call.
 
         Args:
             place: file, line and column of the call.

@@ -1,4 +1,4 @@
-"""Calls, operators and subscripts that get a number which code chooses: through variables, arguments and results."""
+"""Calls, operators and subscripts that receive a number that code chooses, through variables, arguments and results."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ __all__ = ["Span", "chosen_calls"]
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 Span = tuple[tuple[int, int], tuple[int, int]]
-"""Line and column at which an expression begins, and those at which it ends."""
+"""Line and column of the start of an expression, and of its end."""
 
 _COUNTS = frozenset({"range", "slice"})
 _CONTAINERS = (ast.Dict, ast.List, ast.NamedExpr, ast.Starred, ast.Tuple)
 
 
 def chosen_calls(model: nn.Module, choices: Choices) -> Mapping[CodeType, Mapping[Span, bool]]:
-    """Return the calls, operators and subscripts that get a number which code chooses, and comparisons in loops.
+    """Return the calls, operators and subscripts that receive a number that code chooses, and comparisons in loops.
 
     Args:
-        model: the model; its forward is read, and all modules, methods and functions that this calls.
-        choices: what is chosen.
+        model: the model; its forward is analysed, with all modules, methods and functions that it calls.
+        choices: the choices of the code.
 
     Returns:
-        Where they begin and end, each with whether it may pick from a list, or count, by code of the
-        function.
+        Their positions, each with whether it may pick from a list, or count, by code of the function.
     """
     result: dict[CodeType, dict[Span, bool]] = defaultdict(dict)
     for reader in read(model, (), choices, _NumberReader)[0]:
@@ -42,10 +41,10 @@ def chosen_calls(model: nn.Module, choices: Choices) -> Mapping[CodeType, Mappin
 
 
 class _NumberReader(Reader):
-    """Reads which numbers one function passes on; what is computed from features is none."""
+    """Reads which numbers one function passes on; results computed from features do not count."""
 
     def follows(self, value: ast.expr) -> bool:
-        """Whether a value is a number, a text or a function that code chooses, or is computed from one."""
+        """Whether a value is a number, a string or a function that code chooses, or is computed from one."""
         match value:
             case ast.Name(id=name):
                 return name in self.names
@@ -69,9 +68,9 @@ class _NumberReader(Reader):
         return RESULT in self.names or any(map(self.follows, results))
 
     def chosen(self) -> Iterator[tuple[Span, bool]]:
-        """Yield the places of calls, operators and subscripts that get such an argument, or what one chooses.
+        """Yield the positions of calls, operators and subscripts that receive such an argument, or a value it chooses.
 
-        With each goes whether it may pick from a list, or count.
+        Each comes with whether it may pick from a list, or count.
         """
         in_loops = {node for loop in nodes_of(self.tree, *_LOOPS) for node in nodes_of(loop, ast.Compare)}
         for node in ast.walk(self.tree):

@@ -1,4 +1,4 @@
-"""Floats of zero or one in attributes: gates, scales and probabilities that code outside the model may set.
+"""Attributes that are 0.0 or 1.0: gates, scales and probabilities that code outside the model may set.
 
 While a model is recorded, these attributes hold tracked numbers. An argument of an op that is computed from one may
 differ in the next call, and comparisons of one are recorded with the other outcome, too.
@@ -41,7 +41,7 @@ def coefficients(module: nn.Module) -> Iterator[tuple[str, float]]:
 
 
 def is_coefficient(value: object) -> bool:
-    """Whether a value is a float that is zero or one, and so switches off or passes what it is multiplied with."""
+    """Whether a value is 0.0 or 1.0, and so would zero or pass on whatever it is multiplied with."""
     return type(value) is float and value in (0.0, 1.0)
 
 

@@ -1,4 +1,4 @@
-"""Names under which code sets attributes by a function: ``for name in ("encoder", "body"): setattr(self, name, x)``."""
+"""Names of attributes that code sets by a function: ``for name in ("encoder", "body"): setattr(self, name, x)``."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def names_set_by_functions(code: CodeType, owner: str) -> tuple[frozenset[str], frozenset[str]] | None:
-    """Return the names of attributes that functions such as ``setattr`` set, where the code writes these names out.
+    """Return the names of attributes that functions such as ``setattr`` set, if the code contains these names.
 
     Args:
         code: of a function.
-        owner: the variable whose attributes are asked for.
+        owner: the variable whose attributes are listed separately.
 
     Returns:
-        The names of the variable's own attributes, and of those of other objects; None where some name cannot be told
-        under which the variable, or something that it holds, gets one.
+        The names of the variable's own attributes, and of those of other objects; None if some name cannot be
+        determined under which the variable, or an object that it holds, may get an attribute.
 
     Example:
         >>> def replace(net, part):
@@ -67,7 +67,7 @@ def names_set_by_functions(code: CodeType, owner: str) -> tuple[frozenset[str], 
 
 
 def _target(call: ast.Call, owner: str) -> tuple[ast.expr, ast.expr] | None:
-    """Return the object whose attribute a call sets, and the name of the attribute; None where that cannot be told."""
+    """Return the object whose attribute a call sets, and the attribute's name; None if these cannot be determined."""
     function, args = call.func, call.args
     if any(isinstance(argument, ast.Starred) for argument in args):
         return None
@@ -89,12 +89,12 @@ def _may_be(thing: ast.expr, owner: str, tree: _Function) -> bool:
 
 
 def _texts(expr: ast.expr, tree: _Function, inside: frozenset[str]) -> Iterator[str | None]:
-    """Yield the texts that an expression, or an item of it, may be; None where there may be others.
+    """Yield the strings that an expression, or an item of it, may be; None if there may be others.
 
     Args:
         expr: part of the syntax of a function.
         tree: syntax of the function.
-        inside: variables in whose values it is looked at.
+        inside: variables whose values are being examined.
     """
     match expr:
         case ast.Constant(value=str(text)):
@@ -127,7 +127,7 @@ def _arguments(tree: _Function) -> set[str]:
 
 
 def _is_passed_on(name: str, tree: _Function) -> bool:
-    """Whether a function gets a variable as an argument, and might put something else into the list that it holds."""
+    """Whether a function receives a variable as an argument, and may change the list that it holds."""
     for call in nodes_of(tree, ast.Call):
         called = getattr(call.func, "id", getattr(call.func, "attr", ""))
         passed = (*call.args, *(keyword.value for keyword in call.keywords))

@@ -57,7 +57,7 @@ class Conditions:
     Attributes:
         tree: syntax of the function.
         space: globals of the function.
-        open: arguments whose values the caller of the model may choose: all arguments of its forward; of other
+        open: arguments whose values the caller of the model may choose: all arguments of its forward; in other
             functions, those that receive an argument of forward.
         never_changed: whether no code sets the attribute at a path (``gate.mode`` of the module; ``*.mode`` of an
             unknown object) once the model is built; for a path that ends in ``()``, whether the method always returns
@@ -68,9 +68,9 @@ class Conditions:
             change. This is enough for ``is None``. By default `never_changed`.
         file: of the function.
         sized: places at which sizes decide that differ between inputs.
-        computed: whether a variable held nothing but results of ops wherever it was evaluated, and no other type of an
-            argument leads elsewhere before; then it is of the same type in every call.
-        declared: whether the attribute at a path stays as it is, whatever holds it.
+        computed: whether a variable held only results of ops whenever it was evaluated, and no other type of an
+            argument leads elsewhere before; then it has the same type in every call.
+        declared: whether the user declares that the attribute at a path keeps its value.
     """
 
     tree: ast.FunctionDef | ast.AsyncFunctionDef
@@ -139,7 +139,7 @@ class Conditions:
         return all(self._fixed(child, visited) for child in children)
 
     def _decides(self, operator: ast.boolop, operand: ast.expr) -> bool:
-        """Whether a check of a version decides a conjunction, or a disjunction, whatever its other operands are."""
+        """Whether a version check decides a conjunction or a disjunction, whatever its other operands are."""
         return self._version_check(operand) is isinstance(operator, ast.Or)
 
     def _version_check(self, node: ast.expr) -> bool | None:
@@ -193,7 +193,7 @@ class Conditions:
         return bindings(self.tree, self.owner)
 
     def _assigned(self, name: str, lines: range = _ALL_LINES, node: ast.AST | None = None) -> Iterator[Binding]:
-        """Yield what some lines assign to a variable or to an attribute of one, before it is read at a node.
+        """Yield the values that lines assign to a variable, or to an attribute of one, before it is read at a node.
 
         In ``c = x if c is None else f(c)``, ``c`` is read before the statement assigns it, unless a loop repeats that.
         """

@@ -36,7 +36,7 @@ _LIBRARY = os.path.dirname(os.__file__) + os.sep
 
 @functools.cache
 def _is_foreign(file: str) -> bool:
-    """Whether a file is not part of the user's project: of torch, Python, this project, or a package."""
+    """Whether a file belongs to torch, Python, this project, or a package, and not to the user's project."""
     return (
         is_library(file)
         or file.startswith((ENGINE, CALLBACKS, _LIBRARY, "<frozen "))
@@ -54,11 +54,11 @@ class FunctionCoverage:
         is_method: whether the module is its first argument.
         space: globals of the function.
         ran: offsets of the instructions that ran.
-        seen: what variables, and `RESULT`, held where a branch was decided on and did not run, by branch and name.
-        calls: how often a run called it, at most.
+        seen: values of variables, and `RESULT`, where a branch was decided on and did not run, by branch and name.
+        calls: maximum number of calls in one run.
         fallbacks: values that replaced arguments which were None, by name of the argument.
         omitted: arguments that were None.
-        contents: what containers held where items are picked from them, by line and variable.
+        contents: contents of containers where items are picked from them, by line and variable.
     """
 
     function: FunctionBranches
@@ -86,11 +86,11 @@ class FunctionCoverage:
             add_new(self.contents.setdefault(place, []), summary)
 
     def pending(self) -> list[Branch]:
-        """Return the branches that did not run yet."""
+        """Return the branches that have not run."""
         return [branch for branch in self.function.branches if self.ran.isdisjoint(branch.offsets)]
 
     def repeated(self) -> list[Branch]:
-        """Return the branches that ran in some rounds of a loop, or calls of a run, and not in others."""
+        """Return the branches that ran in some rounds of a loop, or some calls in a run, but not in all."""
         branches = repeatable(self.function, self.calls > 1, self.is_method)
         ran = (b for b in self.function.branches if not self.ran.isdisjoint(b.offsets))
         return [b for b in ran if b in branches and b in self.seen]
@@ -113,13 +113,13 @@ class CoverageTracer:
 
     Attributes:
         functions: coverage by code of the function and name of the module.
-        unread: functions whose text Python does not keep, by the same.
+        unread: functions without source, by the same.
         called: frames' globals, and the class of the first argument, of all functions that ran, by their code.
         filled: arguments that held tensors in all calls of a function, by its code.
         cut_off: code of functions that an error ended which another function caught.
-        caught_new_error: whether the last run caught an error where no run before did.
-        opened_branches: whether the last run was the first to come by code that did not run and reads something, or the
-            first in which a variable that such code reads holds what another line computes.
+        caught_new_error: whether the last run caught an error where no earlier run did.
+        opened_branches: whether the last run was the first to pass by code that did not run and reads something, or the
+            first in which a variable that such code reads holds the result of another line.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class CoverageTracer:
 
     @property
     def codes_of_entries(self) -> frozenset[CodeType]:
-        """Code of the functions that ran in entries alone."""
+        """Code of the functions that only ran in entries."""
         codes = frozenset(code for code, _ in self.functions)
         return frozenset() if self._before_entries is None else codes - self._before_entries
 
@@ -254,7 +254,7 @@ class CoverageTracer:
         return not is_library(file) and (file in self._files or not _is_foreign(file))
 
     def take_names(self) -> frozenset[str]:
-        """Return the names in the code that ran for the first time since the last call."""
+        """Return the names in code that ran for the first time since the last call of this method."""
         names = {name for code in self._first_called for name in (*code.co_names, *code.co_varnames)}
         for function, offsets in self._first_run:
             names |= function.names_at(offsets) if offsets else set()
@@ -262,17 +262,17 @@ class CoverageTracer:
         return frozenset(names)
 
     def ran(self, code: CodeType, node: ast.AST) -> bool:
-        """Whether a syntax node of a function ran in some module; it did where the function has no branches."""
+        """Whether a syntax node of a function ran for some module; in a function without branches, every node did."""
         own = [coverage for (other, _), coverage in self.functions.items() if other is code]
         return not own or any(coverage.function.ran(node, coverage.ran) for coverage in own)
 
     def evaluated(self, code: CodeType, node: ast.AST) -> bool:
-        """Whether a syntax node of a function ran, as far as it is known; it did where the function has no branches."""
+        """Whether a syntax node of a function ran, as far as known; in a function without branches, every node did."""
         own = [coverage for (other, _), coverage in self.functions.items() if other is code]
         return not own or any(coverage.function.evaluated(node, coverage.ran) for coverage in own)
 
     def _watch(self, frame: FrameType) -> FunctionBranches | None:
-        """Return the branches of a function that is to be traced, else None."""
+        """Return the branches of a function to trace; None if it is not traced."""
         code = frame.f_code
         own = self.is_own(code.co_filename)
         if own:
@@ -374,7 +374,7 @@ class CoverageTracer:
         return self._unread_in_run[key].tracer(frame)
 
     def _note_error(self, trace: TracebackType | None) -> None:
-        """Note where an error occurs, and the functions that it ends on its way to this one."""
+        """Note the place of an error, and the functions that it ended on its way to this one."""
         inner = None if trace is None else trace.tb_next
         while trace is not None:
             self._errors_of_run.add((trace.tb_frame.f_code, trace.tb_lineno))
@@ -386,7 +386,7 @@ class CoverageTracer:
     def _note_fallbacks(
         self, coverage: FunctionCoverage, frame: FrameType, fallbacks: Mapping[str, str], last: dict[str, list[Tensor]]
     ) -> None:
-        """Note the tensors in variables that replace omitted arguments, if these are new."""
+        """Note the tensors in variables that replace omitted arguments, if they are new."""
         variables = frame.f_locals
         for name, argument in fallbacks.items():
             held = variables.get(name)

@@ -1,4 +1,4 @@
-"""Slices that cover a whole dimension: torch runs no op for them, though another number would cut something off."""
+"""Slices that cover a whole dimension: torch runs no op for them, although another bound would remove entries."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["covering_slices"]
 
 
 def covering_slices(tensor: Tensor, index: Any, numbers: Container[Any]) -> Iterator[int]:
-    """Yield the dimensions that an index covers by a slice with one of some numbers as a bound.
+    """Yield the dimensions that an index covers by a slice with one of the given numbers as a bound.
 
     Args:
-        tensor: what is indexed.
+        tensor: the indexed tensor.
         index: as in ``tensor[index]``.
-        numbers: those that may be others in another call.
+        numbers: numbers that may differ in another call.
 
     Example:
         >>> list(covering_slices(torch.zeros(2, 3, 8), (..., None, slice(None, 8)), [8]))
@@ -38,7 +38,7 @@ def covering_slices(tensor: Tensor, index: Any, numbers: Container[Any]) -> Iter
 
 
 def _dims_of(item: Any) -> int:
-    """Return how many dimensions an item of an index takes."""
+    """Return the number of dimensions that an item of an index consumes."""
     if item is None or isinstance(item, bool):
         return 0
     return item.ndim if isinstance(item, Tensor) and item.dtype is torch.bool else 1

@@ -1,4 +1,4 @@
-"""The functions behind what a class or a Python module holds under a name: properties, wrappers, partial functions."""
+"""The functions behind a name in a class or a Python module: in properties, wrappers, partial functions, tables."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _BUILT_IN = ("builtins", "functools")
 _WRAPPERS = (property, staticmethod, classmethod, functools.partial, functools.partialmethod)
 _CONTAINERS = (Mapping, list, tuple, set, frozenset)
 _MOST_ITEMS = 1000
-"""How many items of a container are looked at: tables of functions are small, and data are none."""
+"""Maximum number of items of a container to visit: tables of functions are small, and larger containers are data."""
 
 
 def functions_behind(item: Any, python_module: str) -> Iterator[FunctionType]:
-    """Yield the functions that may run where an item of a class or of a Python module is called or looked up.
+    """Yield the functions that may run when an item of a class or of a Python module is called or looked up.
 
-    Decorators that say what they wrap are followed; where they do not, all functions of the Python module count that
+    Decorators that set ``__wrapped__`` are followed; for others, all functions of the same Python module count that
     they hold in their closure, in their attributes, or in a container there.
 
     Args:
         item: a function, a property, a static method, a wrapper, a table of functions.
-        python_module: name of the Python module in which the item stands.
+        python_module: name of the Python module that contains the item.
 
     Example:
         >>> def logged(function):
@@ -85,10 +85,10 @@ def _holds_functions(kind: type) -> bool:
 
 
 def unwrapped(function: Any) -> Any:
-    """Return the function behind decorators, and the method behind one that does not say what it wraps.
+    """Return the function behind decorators, also behind one without ``__wrapped__`` if the function is a method.
 
     Args:
-        function: any object; what is no function is returned as it is.
+        function: any object; anything but a function is returned unchanged.
 
     Example:
         >>> def logged(function):
@@ -123,7 +123,7 @@ def signature_of(call: Callable[..., Any]) -> inspect.Signature:
         call: the function or the method.
 
     Raises:
-        ValueError: where there is none.
+        ValueError: if there is none.
     """
     if isinstance(call, MethodType) and isinstance(function := unwrapped(call.__func__), FunctionType):
         return inspect.signature(MethodType(function, call.__self__))

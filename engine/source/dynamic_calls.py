@@ -27,7 +27,7 @@ class DynamicCalls:
 
     Args:
         code: of the function.
-        options: its arguments that may be functions of the caller's.
+        options: its arguments that may be functions chosen by the caller.
         never_changed: whether no code sets the attribute at a path of its module.
         owner: name of the argument that is the module itself; None in a plain function.
         is_module: whether the attribute at a path is a module of the network; other analyses cover these.
@@ -58,7 +58,7 @@ class DynamicCalls:
             self._calls = [call for call in calls if self._is_open(call, options)]
 
     def at(self, span: tuple[Any, Any], line: int) -> ast.Call | None:
-        """Return the dynamic call that begins and ends at a place; if the place is unknown, the one on a line."""
+        """Return the dynamic call at a position; if its column is unknown, the one on its line."""
         for call in self._calls:
             if span == span_of(call) if None not in span else call.lineno == line:
                 return call
@@ -87,7 +87,7 @@ class DynamicCalls:
         return name is not None and not self._conditions.is_fixed(name)
 
     def _lookup_name(self, node: ast.expr) -> ast.expr | None:
-        """Return the expression of the name by which a lookup finds an object that is no module of the network."""
+        """Return the name expression of a lookup whose result is not a module of the network."""
         if isinstance(node, ast.Subscript):
             table = node.value
             return node.slice if getattr(table, "attr", "") == "__dict__" or _is_lookup(table) else None

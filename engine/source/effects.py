@@ -39,9 +39,9 @@ class Functions:
         sizing: functions whose arguments are the sizes of the result.
         selecting: functions that take entries by an index along a dimension.
         spreading: those of them whose index has all dimensions, or broadcasts.
-        filling: ops that create a tensor of one number, and of an input read at most its shape.
+        filling: ops that create a uniform tensor, and read at most the shape of an input.
         aligned: ops that keep the shape of a tensor, and each entry in its channel.
-        copying: functions that return the same tensor in other memory.
+        copying: functions that return a copy of a tensor.
         contracted: returns the value that an op contracts with a weight, and over which dimension, or None.
     """
 
@@ -78,15 +78,15 @@ def effects(
 ) -> dict[str, Effect]:
     """Return the effect of statements on the contents of each variable that they read.
 
-    An assignment that recomputes a variable (``x = x * 2``) has the effect of its functions. A variable that an object
-    of the caller's returns in place of itself (``k, v = cache.update(k, v)``) counts as unchanged. All else is a use.
+    An assignment that recomputes a variable (``x = x * 2``) has the effect of its functions. A variable that a caller's
+    object takes and returns (``k, v = cache.update(k, v)``) counts as unchanged. Everything else is a use.
 
     Args:
         nodes: the statements.
         functions: known effects of functions.
-        foreign: variables that hold an object of the caller's.
-        returned: a variable that the function returns if the statements do not return: to return ``x.to(dtype)`` in
-            the place of ``x`` is to recompute ``x``.
+        foreign: variables that hold an object of the caller.
+        returned: the variable that the function returns unless the statements return: returning ``x.to(dtype)`` in
+            place of ``x`` counts as recomputing ``x``.
 
     Example:
         >>> functions = Functions(*([frozenset()] * 7))
@@ -207,7 +207,7 @@ def names_read(node: ast.AST) -> Iterator[str]:
 
 
 def names_read_only_by(syntax: Iterable[ast.AST], reads: Iterable[ast.AST]) -> set[str]:
-    """Return the variables that some code reads at certain places, and nowhere else.
+    """Return the variables that code reads at certain places and nowhere else.
 
     Args:
         syntax: all syntax nodes of the code.
@@ -224,7 +224,7 @@ def names_read_only_by(syntax: Iterable[ast.AST], reads: Iterable[ast.AST]) -> s
 
 
 def nodes_read(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the syntax nodes inside of one, without those of which metadata alone is read.
+    """Yield the syntax nodes inside a node, except those of which only metadata is read.
 
     Args:
         node: a statement or an expression.

@@ -16,7 +16,7 @@ __all__ = ["ANY_ATTRIBUTE", "FileSyntax", "expression_at", "file_syntax", "is_li
 Span = tuple[int, int, int, int]
 
 ANY_ATTRIBUTE = "*"
-"""Stands for all attributes, if a method sets one by a name that it computes."""
+"""Stands for all attributes, if a method sets one under a computed name."""
 
 _CONSTRUCTORS = ("__init__", "__new__", "__post_init__", "reset_parameters")
 
@@ -90,9 +90,9 @@ def _of_tree(tree: ast.AST, attributes_set_later: Iterable[str]) -> FileSyntax:
 
 
 def _spans_of(node: ast.expr | ast.AugAssign) -> Iterator[Span]:
-    """Yield the positions that Python gives the instruction of an expression.
+    """Yield the positions that Python records for the instruction of an expression.
 
-    That of a method which is called on another line than its object begins with the name of the method.
+    A method that is called on another line than its object starts at the name of the method.
     """
     end = node.end_lineno or 0, node.end_col_offset or 0
     yield (node.lineno, node.col_offset, *end)
@@ -101,7 +101,7 @@ def _spans_of(node: ast.expr | ast.AugAssign) -> Iterator[Span]:
 
 
 def _attributes_set(function: ast.AST) -> Iterator[str]:
-    """Yield the names of the attributes that a function sets, but not those that it copies: ``new.eps = old.eps``."""
+    """Yield the names of the attributes that a function sets, except copied ones: ``new.eps = old.eps``."""
     assigned = (node for node in ast.walk(function) if isinstance(node, ast.Assign))
     copies = {
         t for node in assigned for t in node.targets if getattr(t, "attr", "") == getattr(node.value, "attr", None)

@@ -15,7 +15,7 @@ _READING_METHODS = frozenset("copy count get index items keys values".split())
 
 
 def fillers(tree: ast.AST, name: str) -> frozenset[int]:
-    """Return the negative numbers that a list is filled with before items of it are set: no size is negative.
+    """Return the negative numbers with which a list is filled before its items are set: they are no sizes.
 
     Args:
         tree: of the function.
@@ -40,8 +40,8 @@ def fillers(tree: ast.AST, name: str) -> frozenset[int]:
 def is_only_filled(tree: ast.AST, name: str, is_torch: Callable[[ast.expr], bool]) -> bool:
     """Whether a function creates a list empty, appends to it in statements, and otherwise only reads it.
 
-    A list that is assigned to something else, passed to a function that may change it, extended, or named in a function
-    inside of this one, may have another length.
+    A list that is assigned to another variable, passed to a function that may change it, extended, or named in an inner
+    function may have another length.
 
     Args:
         tree: of the function.
@@ -66,7 +66,7 @@ def is_only_filled(tree: ast.AST, name: str, is_torch: Callable[[ast.expr], bool
 
 
 def may_change_elsewhere(tree: ast.AST, name: str, is_torch: Callable[[ast.expr], bool]) -> bool:
-    """Whether something beside the bindings of a variable may change the container that it holds.
+    """Whether anything other than the bindings of a variable may change the container that it holds.
 
     Args:
         tree: of the function.
@@ -97,7 +97,7 @@ def _is_item_set(parent: ast.AST) -> bool:
 
 
 def _is_bound_elsewhere(tree: ast.AST, name: str) -> bool:
-    """Whether a function inside, or something beside an assignment, names a variable."""
+    """Whether an inner function uses a variable, or anything other than an assignment binds it."""
     functions = (f for f in nodes_of(tree, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda) if f is not tree)
     inner = {n.id for function in functions for n in nodes_of(function, ast.Name)}
     bound = (getattr(node, kind, None) for node in nodes_of(tree) for kind in ("name", "rest", "asname"))
@@ -105,7 +105,7 @@ def _is_bound_elsewhere(tree: ast.AST, name: str) -> bool:
 
 
 def _created_empty(tree: ast.AST) -> Iterator[ast.expr]:
-    """Yield what is assigned an empty list that no other target shares."""
+    """Yield the targets that are assigned an empty list which no other target shares."""
     for statement in nodes_of(tree, ast.Assign, ast.AnnAssign):
         if len(getattr(statement, "targets", [None])) == 1:
             pairs = targets_of(statement)
@@ -145,7 +145,7 @@ def _is_read(node: ast.expr, parents: Mapping[ast.AST, ast.AST], is_torch: Calla
 
 
 def _is_returned(node: ast.expr, parents: Mapping[ast.AST, ast.AST]) -> bool:
-    """Whether an expression leaves the function as its result, or as a part of it."""
+    """Whether an expression is returned, or is a part of what is returned."""
     whole: ast.AST = node
     while isinstance(whole, (ast.Tuple, ast.List, ast.Dict, ast.IfExp)) or whole is node:
         whole = parents[whole]

@@ -1,7 +1,7 @@
 """The source text of a function, provided that its running code was compiled from this text.
 
-Python keeps the code and not the text: the text of a file that was edited after its import differs from the code that
-runs, and so does that of a function rewritten by an import hook. To compile an edited text would change the function.
+Python keeps the code but not the text: the text of a file edited after its import differs from the running code, and so
+does that of a function rewritten by an import hook. Compiling such a text would change the function.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 
 @functools.cache
 def source_of(function: FunctionType) -> str | None:
-    """Return the source text of a function from its file; None if other code runs.
+    """Return the source text of a function from its file; None if the running code is different.
 
     Example:
         >>> source_of(same_code).startswith("def same_code")
@@ -137,7 +137,7 @@ def _constant_key(value: Any) -> Any:
 
 
 def text_of(code: CodeType) -> str:
-    """Return the text of the file that a function was compiled from; empty where the file holds another text by now.
+    """Return the text of the file that a function was compiled from; empty if the file has changed since.
 
     Args:
         code: of the function.
@@ -188,7 +188,7 @@ def syntax_of(code: CodeType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
 
 
 def _lines_of_command(file: str) -> list[str]:
-    """Return the text of ``python -c``, or of the file that the interpreter reads as its input."""
+    """Return the text of ``python -c``, or of the file that is the interpreter's standard input."""
     if file == "<string>" and "-c" in sys.orig_argv[:-1]:
         return sys.orig_argv[sys.orig_argv.index("-c") + 1].splitlines(keepends=True)
     return _lines_of_input() if file == "<stdin>" and hasattr(os, "pread") else []
@@ -209,11 +209,11 @@ _EDITED: dict[CodeType, ast.AST] = {}
 
 
 def keep_text(code: CodeType, tree: ast.AST) -> None:
-    """Let code that was compiled from an edited syntax tree have the text of its file.
+    """Register the edited syntax tree from which code was compiled, with the text of its file.
 
     Args:
         code: of a function, with the functions in it.
-        tree: the edited one, at the places that it has in the file.
+        tree: the edited tree, with its positions in the file.
     """
     _EDITED[code] = tree
     for constant in code.co_consts:
@@ -222,7 +222,7 @@ def keep_text(code: CodeType, tree: ast.AST) -> None:
 
 
 def edited_syntax(code: CodeType) -> ast.AST | None:
-    """Return the syntax tree that code was compiled from, if it is another one than that of its text."""
+    """Return the syntax tree that code was compiled from, if it differs from that of its text."""
     return _EDITED.get(code)
 
 
@@ -244,18 +244,18 @@ _CALLS = {"LOAD_METHOD": "LOAD_ATTR", "CALL_METHOD": "CALL_FUNCTION"}
 _NO_STEPS = frozenset("CACHE EXTENDED_ARG NOP PRECALL PUSH_NULL".split())
 _JUMPS = frozenset([*dis.hasjrel, *dis.hasjabs])
 _FLAGS = 0xFFFF
-"""Flags of a function; those above are of ``from __future__``, which a notebook hands on from cell to cell."""
+"""Flags of a function; higher bits are for ``from __future__``, which a notebook passes on from cell to cell."""
 
 
 def _steps(code: CodeType, left_out: Collection[int]) -> tuple[Any, ...]:
-    """Return what code does, and at which places of the text.
+    """Return the instructions of code, with their positions in the text.
 
-    Whether ``F.relu(x)`` calls a method depends on whether it was compiled together with the import of ``F``, and a
-    notebook compiles each statement of a cell by itself.
+    Whether ``F.relu(x)`` is compiled to a method call depends on whether the import of ``F`` is compiled along, and a
+    notebook compiles each statement of a cell separately.
 
     Args:
         code: of a function.
-        left_out: lines that do not count.
+        left_out: lines to ignore.
     """
     places = positions(code)
     steps = [

@@ -1,7 +1,7 @@
 """Functions of `torch.nn.functional` that reshape tensors, run line by line so that sizes stay tracked.
 
-Inside of a function that takes part in the override protocol, no function mode is active. Shapes that it checks and
-sizes that it passes on would be plain numbers, as if they were literals in its source.
+Inside a function that takes part in the override protocol, no function mode is active. Shapes that it checks and sizes
+that it passes on would be plain numbers, like literals in its source.
 """
 
 from __future__ import annotations

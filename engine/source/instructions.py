@@ -12,7 +12,7 @@ from typing import Any
 __all__ = ["arguments_of", "has_while_loop", "instructions", "named_instructions", "positions"]
 
 _ITERATES = {"FOR_ITER", "SEND", "GET_ANEXT"}
-"""What a loop returns to that goes over something; any other may go on for ever."""
+"""The instruction that a loop over an iterable jumps back to; any other loop may not end."""
 
 
 def arguments_of(code: CodeType) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ def named_instructions(code: CodeType) -> list[tuple[int, int, str | None]]:
 
 
 def has_while_loop(code: CodeType) -> bool:
-    """Whether a function has a loop that goes on as long as a condition holds.
+    """Whether a function has a loop that runs as long as a condition holds.
 
     Example:
         >>> has_while_loop(compile("while x: x -= 1", "", "exec"))

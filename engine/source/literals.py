@@ -1,7 +1,7 @@
-"""Which numbers in a call are fixed by the source: literals, globals, and attributes that only ``__init__`` sets.
+"""The numbers in a call that the source fixes: literals, globals, and attributes that only ``__init__`` sets.
 
-Any other number that code passes to an op may be another one in the next call: it may follow from what was read from a
-tensor, from an option, or from the state of the process.
+Any other number that code passes to an op may differ in the next call: it may depend on numbers read from a tensor, on
+an option, or on the state of the process.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _NotFixed(Exception):
 
 
 _OUTDATED = (ArithmeticError, LookupError, TypeError, ValueError)
-"""Raised where variables hold something else by now than when the number was computed."""
+"""Raised if variables have changed since the number was computed."""
 
 
 class _Scope(NamedTuple):
@@ -66,7 +66,7 @@ class _Scope(NamedTuple):
     Attributes:
         frame: of the function.
         sizes: whether sizes of tensors count as fixed.
-        asked: variables that are being looked at: ``n = n + 1`` fixes one that the code before fixes.
+        asked: variables that are being examined: ``n = n + 1`` is fixed if the earlier value of ``n`` is.
     """
 
     frame: FrameType
@@ -75,15 +75,15 @@ class _Scope(NamedTuple):
 
 
 def unfixed_numbers(numbers: Sequence[Any], frame: FrameType, function: Any = None) -> list[Any]:
-    """Return the numbers in a call that its source does not fix; those that follow from sizes alone as floats.
+    """Return the numbers in a call that the source does not fix; those computed from sizes alone as floats.
 
-    The latter are what ``int(math.sqrt(tokens))`` gives. As amounts they are what other sizes are recorded for, so that
-    floats, which are no amounts, say enough of them: as factors they may be any.
+    An example of the latter is ``int(math.sqrt(tokens))``. As amounts, such numbers are covered by recordings at other
+    sizes. They are returned as floats, which are never amounts, because as factors they may have any value.
 
     Args:
         numbers: all numbers that the called function or operator receives.
         frame: the frame that makes the call.
-        function: what is called, whose defaults stand for the arguments that the call leaves out.
+        function: the called function, whose defaults replace the arguments that the call omits.
     """
     unfixed = _without(numbers, _literals(frame.f_code, frame.f_lasti))
     if not unfixed:
@@ -108,7 +108,7 @@ def unfixed_numbers(numbers: Sequence[Any], frame: FrameType, function: Any = No
 
 
 def _counted(numbers: Iterable[Any]) -> Counter[Any]:
-    """Count numbers, each with its kind: False is no 0, and 1.0 is no amount as 1 is."""
+    """Count numbers by value and type, because False is not 0, and 1.0 is no amount."""
     return Counter(map(_with_kind, numbers))
 
 
@@ -117,7 +117,7 @@ def _with_kind(number: Any) -> tuple[type, Any]:
 
 
 def _without(numbers: Sequence[Any], fixed: Mapping[Any, int]) -> list[Any]:
-    """Return the numbers that are left when fixed ones are taken away, each as often as it stands there."""
+    """Return the numbers without the fixed ones, counting repetitions."""
     left, unfixed = dict(fixed), []
     for number in numbers:
         key = _with_kind(number)
@@ -130,20 +130,20 @@ def _without(numbers: Sequence[Any], fixed: Mapping[Any, int]) -> list[Any]:
 
 @functools.lru_cache(maxsize=10_000)
 def _literals(code: CodeType, instruction: int) -> Counter[Any]:
-    """Return the numbers that stand in the expression that a function is evaluating."""
+    """Return the literal numbers in the expression that a function is evaluating."""
     operands = operands_of(expression_at(code, instruction))
     return _counted(number for expr in operands if is_literal(expr) for number in _flat(ast.literal_eval(expr)))
 
 
 @functools.lru_cache(maxsize=10_000)
 def _variables(code: CodeType, instruction: int) -> list[ast.expr]:
-    """Return the operands of the expression that a function is evaluating which are no literals."""
+    """Return the operands, except literals, of the expression that a function is evaluating."""
     return [operand for operand in operands_of(expression_at(code, instruction)) if not is_literal(operand)]
 
 
 @functools.lru_cache(maxsize=1000)
 def _defaults(function: FunctionType, code: CodeType, instruction: int) -> Counter[Any]:
-    """Return the numbers among the defaults of the arguments that a call leaves out."""
+    """Return the numbers among the defaults of the arguments that a call omits."""
     place = expression_at(code, instruction)
     if not isinstance(place, ast.Call):
         return Counter()
@@ -155,7 +155,7 @@ def _defaults(function: FunctionType, code: CodeType, instruction: int) -> Count
 
 
 def _signature(function: FunctionType) -> inspect.Signature:
-    """Return the signature of a function, or that of the functions that one of torch's passes its arguments on to."""
+    """Return the signature of a function, or of those to which a torch function passes on its arguments."""
     signature = inspect.signature(function)
     if any(p.kind is not p.VAR_POSITIONAL and p.kind is not p.VAR_KEYWORD for p in signature.parameters.values()):
         return signature
@@ -164,11 +164,11 @@ def _signature(function: FunctionType) -> inspect.Signature:
 
 
 def _elements(expr: ast.expr, frame: FrameType) -> list[tuple[ast.expr, FrameType]]:
-    """Return the elements of the tuple that a variable stands for, as in ``shape = (*x.shape[:2], -1, self.width)``.
+    """Return the elements of the tuple that a variable holds, as in ``shape = (*x.shape[:2], -1, self.width)``.
 
-    Each comes with the frame that it belongs to: a tuple may be an argument, which the caller puts together. Where the
-    variable has other assignments, or what its elements read has, these are the numbers that stand in all of its
-    tuples. Any other expression is returned as it is.
+    Each comes with the frame that it belongs to: a tuple may be an argument, built by the caller. If the variable, or
+    one that its elements read, has other assignments, only the numbers that occur in all of its tuples are returned.
+    Any other expression is returned unchanged.
     """
     expr = expr.value if isinstance(expr, ast.Starred) else expr
     frame = home(expr.id, frame) if isinstance(expr, ast.Name) else frame
@@ -189,7 +189,7 @@ def _elements(expr: ast.expr, frame: FrameType) -> list[tuple[ast.expr, FrameTyp
 
 
 def _assigned_elements(name: ast.Name, function: Function) -> list[ast.expr]:
-    """Return the elements of the tuples that a function assigns to a variable, or the variable where it has others."""
+    """Return the elements of the tuples that a function assigns to a variable, or the variable if there are others."""
     values = [s.value for s in nodes_of(function, ast.Assign) if _targets(s) == [name.id]]
     tuples = [[s for s in _summands(value) if isinstance(s, ast.Tuple)] for value in values]
     if not tuples or not all(tuples) or len(tuples) != len(places_set(function, name.id)):
@@ -206,7 +206,8 @@ def _assigned_elements(name: ast.Name, function: Function) -> list[ast.expr]:
 def _summands(expr: ast.expr) -> list[ast.expr]:
     """Return the operands of a chain of sums; any other expression is its only one.
 
-    A tuple that is repeated, as in ``(x.shape[0],) + (1,) * (x.ndim - 1)``, stands for as many as there are dimensions.
+    A repeated tuple, as in ``(x.shape[0],) + (1,) * (x.ndim - 1)``, is repeated as often as a tensor may have
+    dimensions.
     """
     if isinstance(expr, ast.BinOp) and isinstance(expr.op, ast.Add):
         return [*_summands(expr.left), *_summands(expr.right)]
@@ -278,7 +279,7 @@ def _size(expr: ast.expr, frame: FrameType) -> int | float | None:
 
 
 def _held(expr: ast.expr, frame: FrameType) -> Any:
-    """Return what a variable holds, or an item of it that the code names; None where it is something else."""
+    """Return the value of a variable, or of an item that the code names literally; None for any other expression."""
     if isinstance(expr, ast.Name):
         return home(expr.id, frame).f_locals.get(expr.id)
     if not isinstance(expr, ast.Subscript) or not is_literal(expr.slice):
@@ -288,9 +289,9 @@ def _held(expr: ast.expr, frame: FrameType) -> Any:
 
 
 def _result(function: Any, arguments: Sequence[Any], scope: _Scope) -> Any:
-    """Return the result of a function that computes a number of numbers alone, or counts the modules in a list.
+    """Return the result of a function that computes a number from numbers alone, or counts the modules in a list.
 
-    Where sizes count as fixed, so does what any other function computes of them, though its result is not known: None.
+    If sizes count as fixed, so do the results of other functions of them, although they are unknown: None.
 
     Raises:
         _NotFixed: for any other function.

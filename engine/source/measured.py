@@ -1,6 +1,6 @@
-"""Variables whose sizes become factors or results: ``y / h.size(-1) ** 0.5``, ``return y, h.shape`` need the size.
+"""Variables whose sizes become factors or results, as in ``y / h.size(-1) ** 0.5`` and ``return y, h.shape``.
 
-A size that says how to arrange entries (``h.view(h.shape[0], -1)``) follows where channels go; a number does not.
+A size that only arranges entries (``h.view(h.shape[0], -1)``) follows when channels are removed; a number does not.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _LIBRARIES = frozenset({"math", "np", "numpy"})
 
 
 def names_measured(code: ast.AST) -> Iterator[str]:
-    """Yield variables of which a size is divided by, raised to a power, passed to a function of numbers, or returned.
+    """Yield variables of which a size is used as a divisor, in a power, by a function of numbers, or as a result.
 
-    The first size is that of the batch. A variable that holds a size is followed within the code.
+    The first size does not count, as it is the batch size. A variable that holds a size is followed within the code.
 
     Args:
         code: statements or an expression.
@@ -44,7 +44,7 @@ def names_measured(code: ast.AST) -> Iterator[str]:
 
 
 def numbers_measured(code: ast.AST) -> Iterator[ast.expr]:
-    """Yield variables, attributes and items that are divided by, raised to a power, or passed to a function of numbers.
+    """Yield variables, attributes and items that are used as divisors, in powers, or by functions of numbers.
 
     Args:
         code: statements or an expression.

@@ -1,4 +1,4 @@
-"""What a function does with attributes of its first argument: calls them, tests them, or something else."""
+"""How a function uses attributes of its first argument: whether it calls them, tests them, or does something else."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _ITERATES = frozenset("enumerate getattr iter list map next reversed tuple vars 
 
 @dataclass(frozen=True)
 class Mention:
-    """An attribute of the first argument, or an attribute or an item of that, and so on, as far as code names it.
+    """An attribute of the first argument, or of an attribute or an item of this, and so on, as far as code names it.
 
     Attributes:
         path: names of attributes, and literal indices and keys.
         node: the syntax.
         of_children: whether all children of the module at the path are meant.
-        prefix: how the names of those begin, as far as a literal in the code tells.
+        prefix: prefix of the names of these children, as far as a literal in the code shows.
         is_called: whether it is called.
-        is_tested: whether nothing but its type, its length, or whether it is there matters.
+        is_tested: whether only its type, its length or its presence matters.
     """
 
     path: tuple[Any, ...]
@@ -42,7 +42,7 @@ class Mention:
 
 @functools.cache
 def mentions(code: CodeType) -> tuple[Mention, ...]:
-    """Return what a method mentions of the module that is its first argument.
+    """Return the attributes that a method mentions of the module that is its first argument.
 
     Args:
         code: of the method.
@@ -75,7 +75,7 @@ def _mentions(tree: ast.AST, owner: str) -> Iterator[Mention]:
 
 
 def _step(node: ast.expr, parent: ast.AST) -> Any:
-    """Return the attribute, or the literal index or key, by which code goes on from a syntax node; None for neither."""
+    """Return the attribute, or the literal index or key, that code takes of a syntax node; None if it takes neither."""
     if isinstance(parent, ast.Attribute):
         return parent.attr
     if isinstance(parent, ast.Subscript) and parent.value is node and isinstance(parent.slice, ast.Constant):
@@ -100,7 +100,7 @@ def _is_tested(node: ast.expr, parent: ast.AST) -> bool:
 
 
 def _prefix(call: ast.AST) -> str:
-    """Return how the name of an attribute begins that code looks up: ``getattr(self, f"head_{task}")``."""
+    """Return the literal prefix of an attribute's name in a lookup such as ``getattr(self, f"head_{task}")``."""
     name = call.args[1] if isinstance(call, ast.Call) and len(call.args) > 1 else None
     first = name.values[0] if isinstance(name, ast.JoinedStr) and name.values else name
     return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""

@@ -51,7 +51,7 @@ def globals_used(nodes: tuple[ast.AST, ...], code: CodeType) -> tuple[str, ...]:
 
 
 _ANY = "*"
-"""Stands for all names, if code looks global names up in a table."""
+"""Stands for all names, if code looks up global names in a table."""
 
 
 @functools.lru_cache(maxsize=64)

@@ -54,7 +54,7 @@ def _variables_read_for(tree: ast.AST) -> tuple[tuple[str, frozenset[str]], ...]
 
 @functools.cache
 def holds_either(tree: ast.AST, variable: str, argument: str) -> bool:
-    """Whether a variable holds an argument as it is, or what replaces it: not what is computed with it.
+    """Whether a variable holds an argument itself, or its replacement, but no value computed from it.
 
     Args:
         tree: syntax of a function.
@@ -72,7 +72,7 @@ def holds_either(tree: ast.AST, variable: str, argument: str) -> bool:
 
 @functools.cache
 def ends_of_numeric_fallbacks(tree: ast.AST, omitted: frozenset[str]) -> frozenset[tuple[int, int]]:
-    """Return the end positions of the calls and operators that take a number in place of an argument.
+    """Return the end positions of the calls and operators that receive a number in place of an argument.
 
     Args:
         tree: syntax of a function.

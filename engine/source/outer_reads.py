@@ -1,6 +1,6 @@
-"""What a function reads beside its arguments and variables: globals, attributes of classes and objects, items.
+"""Reads of a function from outside its arguments and variables: globals, attributes of classes and objects, items.
 
-Nothing of the user's runs: names are looked up in tables, as far as the code names them literally.
+No code of the user runs: names are looked up in tables, if the code contains them literally.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Unset:
 
 
 UNSET = _Unset()
-"""Stands for the value of what is not set."""
+"""Stands for the value of an unset name."""
 
 _CONTAINERS = (dict, OrderedDict, list)
 _ENVIRONMENT = ("environ", "getenv")
@@ -39,19 +39,19 @@ _UNKNOWN = object()
 
 
 def is_environment(holder: Any) -> bool:
-    """Whether a table is that of the process's environment."""
+    """Whether a table is the environment of the process."""
     return holder is os.environ
 
 
 class OuterRead(NamedTuple):
-    """A value that code reads from outside.
+    """A value that code reads from outside its function.
 
     Attributes:
-        holder: has the value: a table, a list, a class, a context variable, or the environment.
-        key: under which it is found there; None for a context variable.
+        holder: the object with the value: a table, a list, a class, a context variable, or the environment.
+        key: key of the value in the holder; None for a context variable.
         node: the expression in the code.
         names: names of the attributes and globals on the way to it.
-        from_self: whether it is reached from the module that the function is a method of.
+        from_self: whether it is reached from the module whose method the function is.
     """
 
     holder: Any
@@ -62,7 +62,7 @@ class OuterRead(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """Its present value; `UNSET` if there is none."""
+        """The current value; `UNSET` if there is none."""
         if isinstance(self.holder, ContextVar):
             try:
                 return self.holder.get()
@@ -106,7 +106,7 @@ class OuterRead(NamedTuple):
 
     @property
     def place(self) -> tuple[int, Any]:
-        """What identifies the holder and the key."""
+        """A key that identifies the holder and the key in it."""
         return id(self.holder), self.key
 
 
@@ -119,7 +119,7 @@ def outer_reads(
         code: of the function.
         space: its globals.
         owner: its first argument, if that is a module of the model.
-        is_own: whether a file belongs to the model's code; what modules and classes of other files hold is left out.
+        is_own: returns whether a file belongs to the model's code; modules and classes of other files are omitted.
 
     Example:
         >>> reads = outer_reads(is_environment.__code__, vars(sys.modules[__name__]), None, lambda file: True)
@@ -138,7 +138,7 @@ def outer_reads(
 
 
 def _lambdas(code: CodeType) -> list[ast.expr]:
-    """Return what the lambda functions on the first line of one return, as far as they take the same arguments."""
+    """Return the results of the lambda functions on the first line of a lambda that take the same arguments."""
     if code.co_name != "<lambda>":
         return []
     try:
@@ -151,7 +151,7 @@ def _lambdas(code: CodeType) -> list[ast.expr]:
 
 
 class _Reader:
-    """Looks up what expressions of a function stand for."""
+    """Looks up the values of expressions in a function."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class _Reader:
         self._imported = dict(_imports(tree))
 
     def read(self, node: ast.expr) -> OuterRead | None:
-        """Return what an expression reads from outside; None if it computes something, or reads what never changes."""
+        """Return the outside value that an expression reads; None if it computes a value, or reads a fixed one."""
         place = next((place for place in self._places(node)), None)
         if place is None:
             return None
@@ -176,7 +176,7 @@ class _Reader:
         return OuterRead(holder, key, node, names, root is not None and root == self._self)
 
     def _places(self, node: ast.expr) -> Iterator[tuple[Any, Any]]:
-        """Yield the holder and the key of what an expression reads."""
+        """Yield the holder and the key of the value that an expression reads."""
         places = _PLACES.get(type(node))
         yield from () if places is None else places(self, node)
 
@@ -197,12 +197,12 @@ class _Reader:
         return self._of_item(self._value(node.value), self._value(node.slice))
 
     def of_comparison(self, node: Any) -> Iterator[tuple[Any, Any]]:
-        """Yield the place of a name that is looked for in the environment."""
+        """Yield the place of a name that is searched in the environment."""
         if isinstance(node.ops[0], (ast.In, ast.NotIn)) and self._value(node.comparators[0]) is os.environ:
             yield from self._of_item(os.environ, self._value(node.left))
 
     def of_call(self, node: Any) -> Iterator[tuple[Any, Any]]:
-        """Yield the place of what ``getattr``, ``os.getenv``, or a method ``get`` returns."""
+        """Yield the place of the result of ``getattr``, ``os.getenv``, or a method ``get``."""
         first = self._value(node.args[0]) if node.args else _UNKNOWN
         function = node.func.id if isinstance(node.func, ast.Name) else None
         if function == "getattr" and len(node.args) > 1 and isinstance(key := self._value(node.args[1]), str):
@@ -243,7 +243,7 @@ class _Reader:
             yield holder, key
 
     def _value(self, node: ast.expr) -> Any:
-        """Return what an expression stands for; an unknown object unless tables tell."""
+        """Return the value of an expression, or an unknown object if it is in no table."""
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.Name) and node.id == self._self:
@@ -289,7 +289,7 @@ def _variables_inside(code: CodeType) -> Iterator[str]:
 
 
 def _imports(tree: ast.AST) -> Iterator[tuple[str, tuple[Any, str | None]]]:
-    """Yield the variables that a function imports: each with a loaded Python module, and a name in it or None."""
+    """Yield the variables that a function imports, each with a loaded Python module, and a name in it or None."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:

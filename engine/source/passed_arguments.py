@@ -1,4 +1,4 @@
-"""What the caller of a running function passes as an argument."""
+"""The arguments that the caller of a running function passes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PassedArgument(NamedTuple):
 
     Attributes:
         frame: of the caller.
-        expression: what the caller passes; None where the default stands for it.
+        expression: the passed expression; None if the default is used.
     """
 
     frame: FrameType
@@ -32,7 +32,7 @@ class PassedArgument(NamedTuple):
 
 
 def home(name: str, frame: FrameType) -> FrameType:
-    """Return the running function that a variable belongs to: of a comprehension, say, the one around it."""
+    """Return the running function to which a variable belongs; for a comprehension, it may be the enclosing one."""
     around: FrameType | None = frame
     while around is not None and name in around.f_code.co_freevars:
         inner, around = around.f_code, around.f_back
@@ -47,7 +47,7 @@ def function_of(frame: FrameType) -> Function | None:
 
 
 def has_fixed_default(name: str, frame: FrameType) -> bool:
-    """Whether the default of an argument is the same whenever the running function is called.
+    """Whether the default of an argument is the same in every call of the running function.
 
     Python evaluates it when the function is defined: once, unless another function defines it (``def cut(h, k=n)``).
     """
@@ -63,16 +63,16 @@ def has_fixed_default(name: str, frame: FrameType) -> bool:
 
 
 def passed_argument(name: str, frame: FrameType) -> PassedArgument | None:
-    """Return what a running function's caller passes as an argument.
+    """Return the argument that a running function's caller passes.
 
     Args:
         name: of the argument.
         frame: of the function.
 
     Returns:
-        None where the call does not name the function, or a module with this forward: what is called may be a wrapper,
-        which passes something else. None, too, where it unpacks a sequence or a mapping, or where a hook of the module
-        may change its arguments.
+        None if the call does not name the function, or a module with this forward, because a wrapper may pass something
+        else. None, too, if the call unpacks a sequence or a mapping, or if a hook of the module may change its
+        arguments.
     """
     function, caller = function_of(frame), frame.f_back
     of_module = caller is not None and caller.f_code.co_filename == _CALLS_OF_MODULES
@@ -111,7 +111,7 @@ def _has_hooks_before(module: nn.Module) -> bool:
 
 
 def _held(expr: ast.expr, frame: FrameType) -> Any:
-    """Return what a name, or an attribute, stands for in a running function, without running any code."""
+    """Return the value of a name or an attribute in a running function, without running any code."""
     if isinstance(expr, ast.Name):
         own = home(expr.id, frame)
         spaces = (own.f_locals, own.f_globals, own.f_builtins)

@@ -1,4 +1,4 @@
-"""What code reads of an object by attributes and indices alone: ``cache.layers[self.index].keys``."""
+"""Parts of an object that code reads by attributes and indices alone: ``cache.layers[self.index].keys``."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = ["NumberRead", "PartsRead", "parts_read", "state_read"]
 
 _MISSING, _UNCLEAR = object(), object()
 _NOTHING = (nn.Module, str, int, float, type(None))
-"""What holds no tensors, or none that this file looks for."""
+"""Types of objects without tensors, or without any that matter here."""
 
 
 class _UnclearError(Exception):
-    """Raised where reading something runs code."""
+    """Raised if reading an attribute or an item would run code."""
 
 
 class PartsRead:
@@ -43,13 +43,13 @@ class PartsRead:
 
 
 class NumberRead:
-    """A number that was computed from sizes, of which code reads the value.
+    """A number that was computed from sizes, and whose value code reads.
 
     Args:
         number: with its expression.
 
     Attributes:
-        values: the tensors that have these sizes, but for the first of several, which is that of the batch.
+        values: the tensors that have these sizes, other than the first of several, which is the batch size.
     """
 
     def __init__(self, number: Size | Scalar) -> None:
@@ -58,12 +58,12 @@ class NumberRead:
 
 
 def parts_read(thing: Any, name: str, branch: Branch, variables: Mapping[str, Any]) -> Any:
-    """Return the parts of an object that a branch would read, or the object where that cannot be told.
+    """Return the parts of an object that a branch would read, or the object if they cannot be determined.
 
-    No code of the object's class runs. A part that is not there is none: the branch would raise an error.
+    No code of the object's class runs. Missing parts are omitted, because the branch would raise an error.
 
     Args:
-        thing: what a variable holds, no tensor and no container.
+        thing: the value of a variable, other than a tensor or a container.
         name: of the variable.
         branch: a part of a function.
         variables: all of the function's, by name.
@@ -79,12 +79,12 @@ def parts_read(thing: Any, name: str, branch: Branch, variables: Mapping[str, An
 
 
 def state_read(branch: Branch, variables: Mapping[str, Any], space: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield what a branch would read of modules' attributes, of globals and of sizes, each with its text and a space.
+    """Yield the attributes of modules, globals and sizes that a branch would read, each with its text and a space.
 
-    What a call leaves there and takes away before it ends is no output of it. Where an index cannot be told, the whole
-    container is read; a method or a property of a module reads all attributes that it names. A size that was read
-    before, and that the branch divides by or raises to a power, has to stay, and so has a float that was computed from
-    sizes.
+    Values that a call stores there and removes before it ends are no outputs of the call. If an index is unknown, the
+    whole container is read; a method or a property of a module reads all attributes that it names. A size that was read
+    earlier, and that the branch uses as a divisor or in a power, has to stay, and so does a float that was computed
+    from sizes.
 
     Args:
         branch: a part of a function.
@@ -104,7 +104,7 @@ def state_read(branch: Branch, variables: Mapping[str, Any], space: Mapping[str,
 
 
 def _state_at(path: ast.expr, variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield what is read at a path, or at the longest part of it that can be told."""
+    """Yield the values at a path, or at the longest part of it that can be resolved."""
     while (held := _read(path, variables)) is _UNCLEAR:
         if not isinstance(path, (ast.Attribute, ast.Subscript)):
             return
@@ -120,7 +120,7 @@ def _state_at(path: ast.expr, variables: Mapping[str, Any]) -> Iterator[tuple[st
 
 
 def _read(path: ast.expr, variables: Mapping[str, Any]) -> Any:
-    """Return what is at a path; None where nothing is."""
+    """Return the value at a path; None if there is none."""
     try:
         held = _value_at(path, variables)
     except _UnclearError:
@@ -130,7 +130,7 @@ def _read(path: ast.expr, variables: Mapping[str, Any]) -> Any:
 
 @functools.cache
 def _attributes_behind(kind: Any, name: str) -> frozenset[str]:
-    """Return the attributes that a method or a property of a class of modules names, by way of others as well."""
+    """Return the attributes that a method or a property of a class of modules names, also through other methods."""
     names, waiting = set[str](), [name]
     while waiting:
         member = inspect.getattr_static(kind, waiting.pop(), None)
@@ -159,7 +159,7 @@ def _state(branch: Branch) -> tuple[tuple[ast.expr, str], ...]:
 
 
 def _path_from(root: ast.expr, branch: Branch) -> ast.expr:
-    """Return the longest path of attributes and items from a variable on."""
+    """Return the longest path of attributes and items that starts at a variable."""
     path, around = root, parents_of(*branch.nodes)
     while isinstance(outer := around.get(path), (ast.Attribute, ast.Subscript)) and outer.value is path:
         path = outer
@@ -173,7 +173,7 @@ def _is_called(path: ast.expr, branch: Branch) -> bool:
 
 @functools.cache
 def _paths(branch: Branch) -> Mapping[str, tuple[ast.expr, ...] | None]:
-    """Return the attributes and items that are read of each variable; None where it is read as it is, or changed."""
+    """Return the attributes and items read of each variable; None if the variable itself is read or changed."""
     paths: dict[str, tuple[ast.expr, ...] | None] = {}
     for root in (node for node in branch.syntax if isinstance(node, ast.Name)):
         path = _path_from(root, branch)
@@ -223,7 +223,7 @@ def _attribute(owner: Any, name: str) -> Any:
 
 
 def _own(owner: Any) -> Mapping[str, Any]:
-    """Return the attributes of an object alone, past what its class does when they are read."""
+    """Return the attributes stored in an object, bypassing its class."""
     try:
         return object.__getattribute__(owner, "__dict__")  # type: ignore[no-any-return]
     except AttributeError:

@@ -1,4 +1,4 @@
-"""The variables of a function from which it picks items by computed numbers or names, and what these hold there."""
+"""Variables from which a function picks items by computed numbers or names, and their contents there."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ PICKING_METHODS = frozenset({"get", "pop"})
 
 _HARMLESS = frozenset({"abs", "bool", "float", "int", "len", "max", "min", "round", "str"})
 _LATER = (*NESTED, ast.GeneratorExp)
-"""Code that may run when the line where it stands is over."""
+"""Code that may run later than its line."""
 
 
 def container_of(pick: ast.AST, tree: ast.AST) -> str | None:
-    """Return the variable whose contents a subscript or a call picks from, if they are what a line begins with.
+    """Return the variable from which a subscript or a call picks, if its contents are those at the start of the line.
 
     Args:
         pick: the subscript or the call.
@@ -73,7 +73,7 @@ def _only_reads(subscript: ast.Subscript) -> bool:
 
 @functools.cache
 def containers_by_line(tree: ast.AST) -> Mapping[int, frozenset[str]]:
-    """Return the variables from whose contents code picks by what it computes, by the lines of the picks.
+    """Return the variables from which code picks by computed values, by the lines of the picks.
 
     Example:
         >>> dict(containers_by_line(ast.parse("a = x[0]\\nb = x[\\n  k]")))
@@ -92,13 +92,13 @@ def containers_by_line(tree: ast.AST) -> Mapping[int, frozenset[str]]:
 def note_contents(
     contents: dict[tuple[int, str], list[Any]], frame: FrameType, names: Iterable[str], summarize: Callable[[Any], Any]
 ) -> None:
-    """Note what some variables hold where a line begins, if that is new.
+    """Note the contents of variables at the start of a line, if they are new.
 
     Args:
         contents: is extended, by line and variable.
         frame: of the function.
         names: of the variables.
-        summarize: returns what to keep of what a variable holds; None is not looked beyond.
+        summarize: returns what to keep of a value; None stands for unknown contents.
     """
     for name in names:
         noted = contents.setdefault((frame.f_lineno, name), [])

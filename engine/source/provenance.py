@@ -53,7 +53,7 @@ def _take_reflected(numbers: Iterable[int | float]) -> bool:
 
 
 class Program(Protocol):
-    """The program to which the running torch functions belong."""
+    """The program that the running torch functions belong to."""
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor is part of the program."""
@@ -69,13 +69,13 @@ class Program(Protocol):
 
 
 class Decisions(Protocol):
-    """What tensors answer to code that decides by their numbers."""
+    """Answers of tensors to code that decides by their numbers."""
 
     def has_size_of_data(self, value: Value) -> bool:
-        """Whether a size of a value follows from the numbers in a tensor."""
+        """Whether a size of a value depends on the numbers in a tensor."""
 
     def answer(self, place: str, answer: Any) -> Any:
-        """Return what code at a file and line is told, which may be another answer than the tensor's."""
+        """Return the answer given to code at a file and line, which may differ from the tensor's."""
 
 
 # Functions of a tensor that return neither tensors nor its numbers; neither do those that start with ``is_``.
@@ -85,10 +85,10 @@ METADATA_FUNCTIONS = frozenset(
     stride sym_numel sym_size sym_storage_offset sym_stride type __dir__ __hash__ __len__ _is_view""".split()
 )
 QUERY_PREFIXES = ("has_", "_has_")
-"""Prefixes of functions that return whether a tensor has something."""
+"""Prefixes of functions that return a property of a tensor as a flag."""
 
 _ADDRESSES = frozenset({"data_ptr"})
-"""Functions that return where a tensor's memory is: another answer could be written to."""
+"""Functions that return the address of a tensor's memory: a different answer might be written to."""
 
 _WRAPPERS = tuple(
     os.path.join(os.path.dirname(torch.__file__), *path)
@@ -129,7 +129,7 @@ def _is_plain(argument: Any) -> bool:
 
 
 def _passes_on(code: CodeType) -> bool:
-    """Whether a function passes on what it was called with: torch's own, and modes that other code enters."""
+    """Whether a function passes on its arguments: torch's own functions, and modes that other code enters."""
     return code.co_filename in _BETWEEN or is_handler(code)
 
 
@@ -154,12 +154,12 @@ class Provenance(TorchFunctionMode):
 
     Attributes:
         numbers: numbers that the running function was called with and that no op has matched yet.
-        uncertain: those of them that may be others in another call.
+        uncertain: those of them that may differ in another call.
         site: place of the call.
         guards: comparisons of sizes.
         reads: whether Python has read the numbers in a tensor.
         certainty: of the numbers in calls.
-        returns_more: whether the last run returned a size that none before returned.
+        returns_more: whether the last run returned a size that no earlier run returned.
     """
 
     _SIZE_FUNCTIONS: ClassVar[frozenset[str]] = frozenset({"__get__", "__len__", "nelement", "numel", "size"})
@@ -288,7 +288,7 @@ class Provenance(TorchFunctionMode):
                 self._program.adopt(tensor)
 
     def _answered(self, name: str, result: Any, arguments: Any) -> Any:
-        """Return what code is told that asks for the numbers in a tensor: others where a decision is turned."""
+        """Return the answer for code that reads the numbers in a tensor, which differs if a decision is reversed."""
         tensors = [tensor for tensor in tensors_in(arguments) if self._program.holds(tensor)]
         if not tensors or any(isinstance(tensor, FakeTensor) for tensor in tensors) or name in _ADDRESSES:
             return result
@@ -306,7 +306,7 @@ class Provenance(TorchFunctionMode):
         return Shape(Size(n, ShapeOf(value, d)) for d, n in enumerate(sizes))
 
     def _length(self, tensor: Tensor, length: int) -> int:
-        """Return what code is told that asks for a tensor's length."""
+        """Return the answer for code that asks for a tensor's length."""
         value = self._value_of(tensor)
         if value is not None:
             site = user_site("len")
@@ -316,17 +316,17 @@ class Provenance(TorchFunctionMode):
         return length
 
     def note(self, expr: Apply, outcome: bool, place: str) -> None:
-        """Note how a comparison comes out.
+        """Note the outcome of a comparison.
 
         Args:
             expr: the comparison.
-            outcome: what it is on the example.
+            outcome: its outcome in this run.
             place: file and line.
         """
         self.guards.setdefault(expr, Guard(expr, outcome, place))
 
     def decide(self, expr: Apply, outcome: bool, place: str) -> bool:
-        """Note it, and return what code is told: another outcome where one of a size that follows from data is turned.
+        """Note a comparison, and return the outcome given to the code, which differs if a decision on data is reversed.
 
         Args:
             expr, outcome, place: as above.
@@ -340,7 +340,7 @@ class Provenance(TorchFunctionMode):
     def _note_single_part(self, tensor: Any, part: Tensor, numbers: Iterable[Any]) -> None:
         """Note that a tensor is split into a single part: a larger tensor may have more, and loops run longer.
 
-        Which of the numbers that say how to split is the length of a part, is not known here.
+        It is not known here which of the numbers is the length of a part.
         """
         value = self._value_of(tensor) if isinstance(tensor, Tensor) else None
         if value is not None and part.numel() == tensor.numel():
@@ -358,7 +358,7 @@ class Provenance(TorchFunctionMode):
                 self.guards.setdefault(expr, Guard(expr, True, place, decides=False))
 
     def leave(self, result: Any) -> Any:
-        """Note the sizes in what a run returns, which may count channels, and return it."""
+        """Note the sizes in the result of a run, which may count channels, and return the result."""
         place, waiting, sizes = "" if self.site is None else self.site.place, [result], set[str]()
         while waiting:
             item = waiting.pop()
@@ -382,7 +382,7 @@ class Provenance(TorchFunctionMode):
 
     @property
     def leads_further(self) -> bool:
-        """Whether the last run says of something that it may be otherwise, as none before did."""
+        """Whether the last run showed an uncertainty that no earlier run showed."""
         return self.returns_more or self.certainty.is_lost
 
     @property

@@ -1,4 +1,4 @@
-"""Which assignments of a variable may be the last one before an expression is evaluated."""
+"""Assignments of a variable that may be the last one before an expression is evaluated."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["Definition", "definitions_before", "is_never_none"]
 _COMPOUND = (ast.For, ast.AsyncFor, ast.While, ast.Try, ast.With, ast.AsyncWith, ast.Match, ast.FunctionDef)
 _COMPUTED = (ast.BinOp, ast.UnaryOp, ast.Compare, ast.JoinedStr, ast.Tuple, ast.List, ast.Dict, ast.Set)
 _CONTAINERS = (list, set, dict, deque)
-"""Their methods may return None under a name that a method of tensors has, too."""
+"""Types with methods that may return None, but are named like methods of tensors."""
 
 
 class Definition(NamedTuple):
-    """An assignment that a variable may have its value of.
+    """An assignment that may have given a variable its value.
 
     Attributes:
-        value: the expression that is assigned; None if it is not assigned as it is (an item of it, in a loop).
+        value: the assigned expression; None if the variable receives only an item of one (in a loop).
         node: the statement.
     """
 
@@ -34,7 +34,7 @@ class Definition(NamedTuple):
 def definitions_before(
     tree: ast.FunctionDef | ast.AsyncFunctionDef, name: str, at: ast.AST
 ) -> frozenset[Definition] | None:
-    """Return the assignments of which one was the last before an expression is evaluated.
+    """Return the assignments, one of which is the last before an expression is evaluated.
 
     Args:
         tree: syntax of a function.
@@ -42,7 +42,7 @@ def definitions_before(
         at: an expression in the function.
 
     Returns:
-        The assignments; None where the variable may hold what it held when the function was called.
+        The assignments; None if the variable may still have its value from the call of the function.
 
     Example:
         >>> code = "def f(x, on):\\n  v = g(x)\\n  if on:\\n    v = x + 1\\n  else: v = None\\n  return v"
@@ -65,7 +65,7 @@ class _Reaching:
         self._by_node = {binding.node: binding for binding in bindings(tree).get(name, ())}
 
     def at(self, block: Sequence[ast.stmt], before: frozenset[Definition], at: ast.AST) -> frozenset[Definition] | None:
-        """Return the definitions that reach an expression in a block; None if it is not in there."""
+        """Return the definitions that reach an expression in a block; None if the block does not contain it."""
         for statement in block:
             if any(node is at for node in ast.walk(statement)):
                 return self._inside(statement, before, at)
@@ -114,14 +114,14 @@ class _Reaching:
         )
 
     def _is_whole(self, node: ast.AST) -> bool:
-        """Whether a statement assigns the value of an expression as it is."""
+        """Whether a statement assigns the whole value of an expression."""
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         plain = isinstance(node, (ast.Assign, ast.AnnAssign))
         return plain and any(isinstance(target, ast.Name) and target.id == self._name for target in targets)
 
 
 def is_never_none(value: ast.expr, local: Collection[str]) -> bool:
-    """Whether an expression that gave a tensor once gives no None another time: an operator, or a method of tensors.
+    """Whether an expression that once gave a tensor is never None: an operator, or a method of tensors.
 
     Args:
         value: the expression.

@@ -1,7 +1,7 @@
-"""Functions that stand in for those of Python and torch while a model runs: they keep track of sizes and memory.
+"""Replacements for functions of Python and torch while a model runs, which keep track of sizes and memory.
 
-Numbers keep the expressions of the sizes that they are computed from. A tensor that code changes or shares without an
-op would be taken for what it was before.
+Numbers keep the expressions of the sizes from which they are computed. A change of a tensor without an op would go
+unnoticed, so it is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from engine.source.sizes import Scalar, expression, is_tagged, note_exact_values
 __all__ = ["check_followed", "replaced_functions"]
 
 _PER_NUMBER = frozenset({"apply_", "map_", "map2_"})
-"""Methods that call a Python function with each number of a tensor, and change it without an op."""
+"""Methods that call a Python function for each number in a tensor, and change the tensor without an op."""
 
 _ADVICE = "Compute it with torch's ops, or put it into a module of its own and name that in `exclude`."
 
@@ -37,7 +37,7 @@ def check_followed(name: str, arguments: tuple[Any, ...], holds: Callable[[Tenso
     Args:
         name: of a function of torch.
         arguments: of its call.
-        holds: whether a tensor belongs to the program.
+        holds: returns whether a tensor belongs to the program.
 
     Raises:
         TraceError: naming the method.
@@ -55,7 +55,7 @@ _from_dlpack = torch._C._from_dlpack
 
 
 def _checked_from_dlpack(capsule: Any, *others: Any) -> Tensor:
-    """Refuse memory that code handed on without its tensor: a tensor says itself that it is read."""
+    """Refuse a capsule, which holds memory without its tensor; a tensor reports the read itself."""
     if type(sys._getframe(1).f_locals.get("ext_tensor")).__name__ == "PyCapsule":
         site = user_site("from_dlpack")
         raise TraceError(
@@ -97,7 +97,7 @@ class _Range(metaclass=_RangeType):
 
 @contextmanager
 def replaced_functions() -> Iterator[None]:
-    """Replace the functions that would return untracked numbers, and one that reaches the memory of a tensor."""
+    """Replace the functions that would return untracked numbers, and one that accesses the memory of a tensor."""
     try:
         builtins.range = _Range  # type: ignore[assignment, misc]
         vars(math).update({name: _tracked_function(plain) for name, plain in _MATH.items()})

@@ -1,4 +1,4 @@
-"""What variables hold in the rounds of a loop, or the calls of a function, in which a branch does not run."""
+"""Values of variables in the rounds of a loop, or the calls of a function, in which a branch does not run."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from engine.source.syntax import compares_with_none, nodes_of
 __all__ = ["MOST_VALUES", "Rounds", "add_new", "repeatable"]
 
 MOST_VALUES = 200
-"""How many values of a variable are noted."""
+"""Maximum number of values that are noted for a variable."""
 
 Notes = dict[str, list[Any]]
-"""Summaries of what variables held, by name."""
+"""Summaries of the values of variables, by name."""
 
 _PLAIN = (Tensor, list, tuple, dict, nn.Module, str, int, float, type(None))
 
@@ -39,7 +39,7 @@ class _Round:
 
     Attributes:
         notes: of this round.
-        has_entered: whether the branch began to run; of a side without code, whether the other side did.
+        has_entered: whether the branch started to run; for a side without code, whether the other side did.
         is_left: whether code ran that is not on the lines of the condition.
         offset: of the last instruction.
     """
@@ -54,8 +54,8 @@ class _Round:
 def repeatable(function: FunctionBranches, by_calls: bool, is_method: bool) -> frozenset[Branch]:
     """Return the branches that may run in some rounds and not in others.
 
-    The body of a loop as a whole is none, nor is what a condition decides that is the same in all rounds: an
-    attribute of the module, say.
+    The body of a loop as a whole is not one of them, nor are branches whose condition is the same in all rounds, such
+    as an attribute of the module.
 
     Args:
         function: the function.
@@ -92,7 +92,7 @@ def _targets(loop: ast.For | ast.AsyncFor | ast.While) -> Sequence[ast.AST]:
 def _is_alike(
     test: ast.expr, tree: ast.FunctionDef | ast.AsyncFunctionDef, varying: Collection[str], of_loops: Set[int]
 ) -> bool:
-    """Whether a condition comes out in each round as it did in the recordings: alike in all, or by what they assign."""
+    """Whether a condition has its recorded outcome in each round: the same in all, or one that their code sets."""
     if isinstance(test, ast.Compare) and isinstance(test.left, ast.Name) and compares_with_none(test):
         own = bindings(tree).get(test.left.id, ())
         values = [bound_value(test.left.id, binding) for binding in own]
@@ -131,7 +131,7 @@ def _asks_for_dtype(test: ast.expr) -> bool:
 
 
 def _is_result_of_layer(value: ast.expr, tree: ast.AST) -> bool:
-    """Whether a layer computes it that a loop is at, or that is in a container: its code says of what type it is."""
+    """Whether a value is the result of a loop's current layer, or of one in a container; its code fixes the type."""
     called = value.func if isinstance(value, ast.Call) else None
     loops: Sequence[Any] = nodes_of(tree, ast.For, ast.AsyncFor) if isinstance(called, ast.Name) else ()
     at = {node.id for loop in loops for node in nodes_of(loop.target, ast.Name)}
@@ -143,14 +143,14 @@ def _is_none(value: ast.expr) -> bool:
 
 
 def _is_never_none(value: ast.expr, tree: ast.AST) -> bool:
-    """Whether an expression gives no None: an operator, a method of tensors, or a layer that a loop is at."""
+    """Whether an expression is never None: an operator, a method of tensors, or a loop's current layer."""
     if isinstance(value, ast.IfExp):
         return all(_is_never_none(choice, tree) for choice in (value.body, value.orelse))
     return _is_result_of_layer(value, tree) or is_never_none(value, bindings(tree).keys())
 
 
 def _is_the_same(test: ast.AST | None, varying: Collection[str]) -> bool:
-    """Whether an expression has one value in all rounds: it reads none of some variables, and calls nothing unknown."""
+    """Whether an expression has one value in all rounds: it reads no varying variable, and calls nothing unknown."""
     if not isinstance(test, ast.expr):
         return False
     for node in ast.walk(test):
@@ -165,7 +165,7 @@ def _is_the_same(test: ast.AST | None, varying: Collection[str]) -> bool:
 
 
 class Rounds:
-    """Notes what the variables of a function hold where some of its branches do not run.
+    """Notes the values of a function's variables where some of its branches do not run.
 
     Args:
         pending: branches that did not run yet; nothing is noted of them any more once they do.
@@ -205,7 +205,7 @@ class Rounds:
             current.offset = offset
 
     def decide(self, frame: FrameType, branches: Sequence[Branch]) -> None:
-        """Note what branches would read, where it is decided whether they run.
+        """Note the values that branches would read, where it is decided whether they run.
 
         Args:
             frame: of the function.
@@ -226,7 +226,7 @@ class Rounds:
                     self._note_variable(current.notes, variables, name, held)
 
     def leave(self, frame: FrameType, branch: Branch) -> None:
-        """Note what a statement assigned to variables that a branch in it would assign to.
+        """Note the values that a statement assigned to variables that a branch in it would assign to.
 
         Args:
             frame: of the function.
@@ -236,7 +236,7 @@ class Rounds:
             self._note_late(self._rounds[branch].notes, frame, branch, False)
 
     def end(self, frame: FrameType, decided_late: Collection[Branch], result: Any) -> None:
-        """Note what the function returns, and what its variables hold then.
+        """Note the result of the function, and the values of its variables at that time.
 
         Args:
             frame: of the function.

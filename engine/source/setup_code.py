@@ -1,4 +1,4 @@
-"""Which functions of a model's code build it: what they write does not change while the model runs.
+"""Functions of a model's code that build it, so that their writes do not happen while the model runs.
 
 These are functions with certain names, and private methods that only constructors call.
 """
@@ -63,7 +63,7 @@ def functions_of(cls: type) -> Iterator[tuple[str, CodeType]]:
 
 @functools.cache
 def called_by_constructors_only(python_modules: frozenset[str]) -> frozenset[str]:
-    """Return the names of private methods that constructors call, themselves or by each other, and nothing else names.
+    """Return the names of private methods that only constructors call, directly or through one another.
 
     Args:
         python_modules: names of the Python modules whose code counts.
@@ -91,7 +91,7 @@ def called_by_constructors_only(python_modules: frozenset[str]) -> frozenset[str
 
 @functools.cache
 def run_by_forward(classes: frozenset[type]) -> frozenset[str]:
-    """Return the names of the functions that a forward or a step may run, as far as names tell.
+    """Return the names of the functions that a forward or a step may run, judging by names alone.
 
     Args:
         classes: of a model's modules, and their bases.
@@ -158,7 +158,7 @@ def _mentioned_outside_of_functions(tree: ast.Module | None) -> set[str]:
 
 
 def _calls(code: CodeType, name: str) -> bool:
-    """Whether a function does nothing with a method but call it; it might be a hook otherwise."""
+    """Whether a function only calls a method; with any other use, the method might be a hook."""
     if name not in _mentioned([code]):
         return True
     tree = syntax_of(code)

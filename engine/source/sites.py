@@ -20,7 +20,7 @@ ENGINE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 """Folder of the engine."""
 
 CALLBACKS = os.path.join(os.path.dirname(ENGINE[: -len(os.sep)]), "lightning_compress") + os.sep
-"""Folder of the callbacks beside it, whose code runs the steps that are recorded; nothing of it is imported here."""
+"""Folder of the callbacks beside it, whose code runs the recorded steps; it is not imported here."""
 
 _RECORDER = frozenset(
     os.path.join(ENGINE, *place)
@@ -56,7 +56,7 @@ class Site:
 
     @property
     def span(self) -> tuple[Any, Any]:
-        """Where the call begins and ends; in ``h * pick(x)`` two end at the same place."""
+        """Start and end of the call; in ``h * pick(x)``, two calls have the same end."""
         return self.start, self.end
 
     @property
@@ -66,7 +66,7 @@ class Site:
 
     @property
     def spot(self) -> str:
-        """File, line and last column, where Python keeps it: two calls on one line are two."""
+        """File, line and last column if known, which tells apart two calls on one line."""
         return self.place if self.end is None else f"{self.code.co_filename}:{self.end[0]}:{self.end[1]}"
 
     def __str__(self) -> str:
@@ -89,9 +89,9 @@ def is_library(filename: str) -> bool:
 
 
 def is_exchanged(cls: type) -> bool:
-    """Whether a class is one of the engine's that takes the place of a layer's own.
+    """Whether a class is one of the engine's that replaces a layer's own class.
 
-    An analysis treats its code as that of torch, or it would record a compacted model otherwise than the one before.
+    An analysis treats its code like that of torch, so that a compacted model is recorded like the original.
     """
     return cls.__module__.startswith(_EXCHANGES)
 

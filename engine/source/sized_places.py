@@ -1,4 +1,4 @@
-"""Places in code, as files and lines, at which sizes decide: which expressions and functions they belong to."""
+"""Expressions and functions at the places in code, as files and lines, where sizes decide."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["has_place", "is_at"]
 
 
 def is_at(node: ast.expr, file: str, places: Collection[str]) -> bool:
-    """Whether an expression stands on one of some lines.
+    """Whether an expression is on one of the given lines.
 
     Args:
         node: of a function.
@@ -27,7 +27,7 @@ def is_at(node: ast.expr, file: str, places: Collection[str]) -> bool:
 
 
 def has_place(code: CodeType, places: Collection[str]) -> bool:
-    """Whether one of some places is in a function.
+    """Whether one of the given places is in a function.
 
     Args:
         code: of the function.

@@ -154,7 +154,7 @@ def _untracked(base: type, name: str) -> Callable[..., Any]:
 
 
 def _hashed(base: type) -> Callable[[Any], int]:
-    """Return ``__hash__``, which notes how the number compares with the keys of tables in the running code."""
+    """Return a ``__hash__`` that notes how the number compares with the keys of tables in the running code."""
     plain: Any = base.__hash__
 
     def method(self: Any) -> int:
@@ -173,13 +173,13 @@ def _hashed(base: type) -> Callable[[Any], int]:
 
 
 class Recording(Protocol):
-    """What is told of the comparisons in the user's code."""
+    """Receives the comparisons in the user's code."""
 
     def note(self, expr: Apply, outcome: bool, place: str) -> None:
-        """Note how a comparison comes out at a file and line."""
+        """Note the outcome of a comparison at a file and line."""
 
     def decide(self, expr: Apply, outcome: bool, place: str) -> bool:
-        """Note it, and return what the code is told."""
+        """Note a comparison, and return the outcome that the code is given."""
 
 
 def _place(depth: int) -> str | None:
@@ -206,7 +206,7 @@ def note_exact_values(numbers: Iterable[Any]) -> None:
 
 
 LOOKUPS = Lookups()
-"""The sizes that the running code hashes, as the keys of tables."""
+"""The sizes that the running code hashes, as when it looks them up in tables."""
 
 RECORDINGS: list[Recording] = []
 """The running recordings; the last one is in use."""

@@ -1,4 +1,4 @@
-"""Code that a condition may leave out: the side of an ``if`` that has no ``else``, and the rest of a loop's body."""
+"""Code that a condition may skip: the body of an ``if`` without an ``else``, and the rest of a loop's body."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def bodies_of_loops(tree: ast.AST) -> Mapping[ast.AST, Sequence[ast.stmt]]:
 
 
 def other_side_of(statement: ast.AST, offsets: Callable[..., frozenset[int]]) -> dict[str, Any] | None:
-    """Return the attributes of the branch for the side of an ``if`` that has no ``else``; None for other statements.
+    """Return the attributes of the branch for the missing ``else`` of an ``if``; None for other statements.
 
     It has no instructions: a negative offset stands for the jump over the other side.
 
@@ -76,7 +76,7 @@ class _Side(Protocol):
 
 
 class SkipWatch:
-    """Notes in a running function which conditions without an ``else`` do not hold.
+    """Notes which conditions without an ``else`` are false in a running function.
 
     Args:
         branches: that did not run yet.
@@ -91,7 +91,7 @@ class SkipWatch:
         return bool(self._waiting)
 
     def interrupt(self, line: int) -> None:
-        """Note an error: what is left because of it, was not left because a condition is false.
+        """Note an error: code that it skips was not skipped because a condition is false.
 
         Args:
             line: where the error occurred.
@@ -122,10 +122,10 @@ class SkipWatch:
 
 
 def other_operand(whole: ast.AST | None, part: ast.AST, statement: ast.stmt | None) -> ast.expr | None:
-    """Return the other side of a conditional expression, unless a variable or the result of the function holds it.
+    """Return the other side of a conditional expression, unless its value is assigned or returned.
 
     Args:
-        whole: what ``part`` is a part of; None if it is a statement of a block.
+        whole: the expression that contains ``part``; None if it is a statement of a block.
         part: one side.
         statement: that they are in, if it assigns or returns.
 

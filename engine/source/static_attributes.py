@@ -1,8 +1,8 @@
 """Attributes of Python modules and classes, looked up without running any code of theirs.
 
-A module may import something the first time that an attribute is asked for (``__getattr__``, a subclass of
-`types.ModuleType`), and a class may stand for one that is not installed. Analysing a model must neither import anything
-nor end with an error of such code.
+A module may import something when an attribute is first read (``__getattr__``, a subclass of `types.ModuleType`), and a
+class may be a placeholder for one that is not installed. Analysing a model must neither import anything nor fail with
+an error of such code.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def static_attribute(holder: ModuleType | type, name: str, default: Any = None) 
 
 
 def attribute_of_a_part(holder: ModuleType, name: str) -> Any:
-    """Return what a loaded part of a package holds under a name; None where no part does.
+    """Return the attribute of a loaded part of a package; None if no part has it.
 
-    Packages that import their parts only when they are asked for show what these hold as their own.
+    Packages that import their parts lazily expose the parts' attributes as their own.
 
     Args:
         holder: the package.

@@ -1,4 +1,4 @@
-"""Keys of the tables in which running code may look up a size: decisions that no comparison shows."""
+"""Keys of tables in which running code may look up a size: decisions without a visible comparison."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["Lookups"]
 _TABLES = (dict, MappingProxyType, set, frozenset)
 
 _LARGE = 64
-"""A table with more entries is a cache, or a vocabulary."""
+"""Maximum number of entries of a table; larger ones are caches or vocabularies."""
 
 
 class Lookups:
-    """Compares sizes that are hashed with the keys that they may be looked up under.
+    """Compares sizes that are hashed with the keys that they may be looking up.
 
-    Python compares a size with a key of equal hash alone, so a lookup asks nothing of a size that is no key. The sizes
-    of a tuple are hashed one by one: a further one matters where those before it agree with a key.
+    Python only compares a size with a key of equal hash, so looking up a size that is no key involves no comparison.
+    The sizes in a tuple are hashed one by one: each only matters if the earlier ones agree with a key.
 
     Example:
         >>> import sys
@@ -38,10 +38,10 @@ class Lookups:
         self._before: tuple[int, ...] = ()
 
     def keys(self, frame: FrameType, size: int, names: dict[str, Any] | None = None) -> set[tuple[int, int]]:
-        """Return the numbers that decide about a size, each with how many of the sizes before it agree with the key.
+        """Return the numbers to compare a size with, each with how many of the sizes before it agree with the key.
 
         Args:
-            frame: of the code that hashes it.
+            frame: frame of the code that hashes it.
             size: the size.
             names: variables of the frame; its own by default.
         """
@@ -101,7 +101,7 @@ def _entries(table: Any) -> list[tuple[Any, Any]]:
 
 
 def _keys_in_tables(tables: Iterable[Any], depth: int = 2) -> Iterator[tuple[int, ...]]:
-    """Yield the keys of tables; of a table in a table, behind the key that leads to it, where that is of numbers."""
+    """Yield the keys of tables; keys of a nested table follow the key that leads to it, if that consists of numbers."""
     for table in tables:
         for key, value in _entries(table) if len(table) <= _LARGE else ():
             own = next(_key(key), ())
@@ -111,7 +111,7 @@ def _keys_in_tables(tables: Iterable[Any], depth: int = 2) -> Iterator[tuple[int
 
 
 def _key(key: Any) -> Iterator[tuple[int, ...]]:
-    """Yield a key of whole numbers as a tuple of these."""
+    """Yield a key of integers as a tuple."""
     numbers = key if isinstance(key, tuple) else (key,)
     if numbers and all(isinstance(n, int) and not isinstance(n, bool) for n in numbers):
         yield tuple(map(int.__int__, numbers))

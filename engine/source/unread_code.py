@@ -1,4 +1,4 @@
-"""Functions whose text Python does not keep: what their instructions say about what they may do in other calls.
+"""Functions whose source is not available: what their instructions show about other calls.
 
 Code that was typed into an interpreter, read from a pipe or compiled from a string runs without a file. Its branches
 cannot be read, but its jumps can be watched: a conditional jump that went one way only has another side.
@@ -27,14 +27,14 @@ _ENDS = ("RETURN", "JUMP", "POP_JUMP", "FOR_ITER", "RERAISE", "SEND")
 
 @dataclass
 class UnreadFunction:
-    """The ways that the conditional jumps of a function went, in all calls for one module.
+    """The directions that the conditional jumps of a function took, in all calls for one module.
 
     Attributes:
         code: of the function.
         owner: name of the module.
         space: globals of the function.
         is_passed_functions: whether an argument was a function, which the caller chooses.
-        ways: for the offset of each jump that ran, whether it went on to the next instruction, or elsewhere.
+        ways: for the offset of each jump that ran, whether it continued with the next instruction, or elsewhere.
     """
 
     code: CodeType
@@ -68,7 +68,7 @@ class UnreadFunction:
         return step
 
     def merge(self, other: UnreadFunction) -> None:
-        """Add the ways of another run, which the model did not break off.
+        """Add the directions of another run, which did not fail.
 
         Args:
             other: the same function for the same module.
@@ -113,7 +113,7 @@ def _only_raises(code: CodeType, offset: int) -> bool:
 
 
 def condition_at(code: CodeType, jump: int) -> ast.expr | None:
-    """Return the expression that decides on a jump, if it is made of arguments, globals, attributes and constants.
+    """Return the condition of a jump, if it consists of arguments, globals, attributes and constants.
 
     Args:
         code: of the function.
@@ -156,7 +156,7 @@ _COMPARISONS = {
 
 
 def _push(stack: list[ast.expr], step: dis.Instruction, arguments: set[str]) -> bool:
-    """Carry out an instruction on a stack of expressions; return whether it could be."""
+    """Execute an instruction on a stack of expressions; return whether it is supported."""
     name, value = step.opname, step.argval
     if name == "LOAD_FAST" and value in arguments or name == "LOAD_GLOBAL":
         stack.append(ast.Name(value, ast.Load()))
@@ -198,10 +198,10 @@ _KEEPS_STATE = ("STORE_DEREF", "STORE_GLOBAL")
 
 
 def chooses_by_value(code: CodeType, space: Mapping[str, Any]) -> bool:
-    """Whether a function may do something else in another call although no jump of it goes another way.
+    """Whether a function may do something else in another call although its jumps take the same directions.
 
-    It may look a name up, or an item of a container by what is no constant, read a global flag or container, or change
-    a variable of an enclosing function.
+    It may look up a name, or an item of a container by a variable, read a global flag or container, or change a
+    variable of an enclosing function.
 
     Args:
         code: of the function.
@@ -227,7 +227,7 @@ def chooses_by_value(code: CodeType, space: Mapping[str, Any]) -> bool:
 
 
 def _is_fixed(value: Any) -> bool:
-    """Whether a global is a function, a class or a Python module, or a number or a text, which no call changes."""
+    """Whether a global is a function, a class, a Python module, a number or a string, which no call changes."""
     if isinstance(value, (bool, Tensor)):
         return False
     kinds = (type, ModuleType, FunctionType, BuiltinFunctionType, int, float, str)

@@ -14,14 +14,14 @@ _CACHED = type(functools.cache(int))
 
 
 def version_check(call: ast.expr, function: Any) -> bool | None:
-    """Return what a function says of a version; None where it is asked for something else.
+    """Return the result of a version check; None for any other call.
 
-    Such a function keeps its results, and is given literals of which one is a version: what it says cannot change while
+    A version check is a cached function called with literals, one of which is a version: its result cannot change while
     the process runs.
 
     Args:
         call: an expression.
-        function: what it calls, if it is a call.
+        function: the called function, if the expression is a call.
 
     Example:
         >>> @functools.cache
