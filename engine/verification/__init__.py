@@ -1,4 +1,4 @@
-"""Masked equals compacted, inside too; counted equals measured."""
+"""Verification that masked equals compacted, also inside the network, and predicted equals measured."""
 
 from engine.verification.rescaled import Rescaled, Unrounded, rescaled_norms
 

@@ -1,6 +1,7 @@
-"""Cancellation in gradients: what one is measured against that is nothing but what rounding leaves of a sum.
+"""Cancellation in gradients: the scale for the error of a gradient that consists of rounding errors only.
 
-That of a bias in front of a batch norm is one: zero, but for rounding, which differs with the number of channels.
+An example is the gradient of a bias in front of a batch norm: zero up to rounding, which depends on the number of
+channels.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from torch import Tensor
 __all__ = ["floors_by_rounding", "least_floors", "nudged"]
 
 _SMALL = 1e-6
-"""Gradients below this part of the largest one are rounding, and measured against it."""
+"""Gradients below this fraction of the largest one count as rounding, and are measured against it."""
 
 _TIMES, _MOST = 64, 1e-3
-"""How many times as much as by rounding gradients may differ, at most as if they were that part of the largest one."""
+"""Gradients may differ by this multiple of their rounding, up to this fraction of the largest gradient."""
 
 
 def least_floors(gradients: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the least number that each gradient is measured against.
+    """Return the minimum scale against which the error of each gradient is measured.
 
     Args:
         gradients: by parameter.
@@ -36,12 +37,12 @@ def least_floors(gradients: Mapping[str, Tensor]) -> dict[str, float]:
 def floors_by_rounding(
     gradients: Mapping[str, Tensor], others: Mapping[str, Tensor], tolerance: float
 ) -> dict[str, float]:
-    """Return the same, given by how much the last digits of the parameters change each gradient.
+    """Return such scales, based on how much the last digits of the parameters change each gradient.
 
     Args:
         gradients: by parameter.
-        others: those of `nudged` parameters.
-        tolerance: relative error that is allowed.
+        others: gradients with `nudged` parameters.
+        tolerance: allowed relative error.
 
     Example:
         >>> gradients, others = {"weight": torch.ones(1), "bias": torch.zeros(1)}, {"bias": torch.full([1], 2.0**-54)}
@@ -56,10 +57,10 @@ def floors_by_rounding(
 
 
 def nudged(tensor: Tensor) -> Tensor:
-    """Return a tensor whose entries are the next larger numbers; zeros stay.
+    """Return a tensor with each entry replaced by the next larger number; zeros stay.
 
     Args:
-        tensor: of floating-point numbers; any other is returned as it is.
+        tensor: a floating-point tensor; any other is returned unchanged.
 
     Example:
         >>> (nudged(torch.tensor([0.0, 1.0])) - torch.tensor([0.0, 1.0])).tolist()

@@ -22,18 +22,18 @@ class Certificate:
     """The verdict on a compaction.
 
     Attributes:
-        verified: whether numbers were compared; False where only shapes were predicted (``confidence=0``).
+        verified: whether numbers were compared; False if only shapes were predicted (``confidence=0``).
         max_error: largest relative error found.
-        tolerance: what it was held against.
+        tolerance: the tolerance that it was compared with.
         dtype: dtype of the comparison.
-        samples: random samples that were run.
-        shapes: shapes of the inputs that were run.
+        samples: number of random samples that were run.
+        shapes: shapes of their inputs.
         compared: number of tensors compared inside the model, per run.
         exact_in_train: whether train mode is exact too (no constant was folded).
         notes: what could not be compared, and why.
-        entries: names of the entries that were compared: what they return and write, and in train mode gradients.
-        exact: whether it is meant to compute the same; False where norms over what is left were asked for. Then
-            ``max_error`` is that of the outputs, and nothing is verified.
+        entries: names of the entries that were compared, by their results and writes, and in train mode by gradients.
+        exact: whether the model is meant to compute the same function; False if ordinary norms over the remaining
+            channels were requested. Then ``max_error`` is that of the outputs, and nothing is verified.
 
     Example:
         >>> import engine
@@ -66,7 +66,7 @@ class Certificate:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Certificate:
-        """Read what `state_dict` wrote."""
+        """Load a state written by `state_dict`."""
         fields = {name: state[name] for name in cls.__dataclass_fields__ if name in state}
         fields["shapes"] = tuple(tuple(int(n) for n in s) for s in fields.get("shapes", ()))
         return cls(**{**fields, **{name: tuple(fields.get(name, ())) for name in ("notes", "entries")}})

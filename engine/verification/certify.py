@@ -1,4 +1,4 @@
-"""Prove a compaction: masked and compacted model compute the same, inside as well as at the output.
+"""Comparison of the masked and the compacted model, inside as well as at the output.
 
 On randomised mobile nets the output hardly depends on the input, so that comparing outputs alone hides wrongly removed
 channels. The outputs of every norm and every contraction are compared too, channel by channel, each relative to that
@@ -46,23 +46,23 @@ __all__ = ["Observation", "observe"]
 class Observation:
     """Projections of what a model computed.
 
-    They are written into memory that is reserved before the run: small things that stay, made between activations that
-    come and go, keep the memory of these from being used again.
+    They are written to memory reserved before the run, because small tensors allocated between short-lived activations
+    would prevent the reuse of the activations' memory.
 
     Attributes:
         table: projections of the channels of all nodes that were looked at, (projections, channels), float64; from
             `choose` on of those that are compared.
-        norms: in the run that is the reference, the norm of each of them.
+        norms: norm of each of these channels, in the reference run.
         counts: of each node that was looked at, the number of its channels in the table; in the order of these.
-        shapes: per node, the shape of its output, or None where it was not reached.
+        shapes: shape of the output of each node, or None if it was not reached.
         outputs: the outputs.
         runs: number of observed calls.
         written: number of channels in the table.
         reserved: memory for projections and norms of what is compared.
-        decisions: what was compared, sorted and chosen on the way.
+        decisions: the comparisons, sorts and choices of the run.
         diverged: whether the model took another path through its code than the recorded one.
-        leaves: whether the call left something that the next one finds.
-        again: what the next call in a row computed, where there was one.
+        leaves: whether the call left something behind for the next one.
+        again: observation of the next consecutive call, if there was one.
     """
 
     table: Tensor
@@ -85,7 +85,7 @@ class Observation:
 
     @classmethod
     def of(cls, looks: Sequence[Look | None], reference: bool) -> Observation:
-        """Reserve memory for what is looked at."""
+        """Reserve memory for the observed channels."""
         actual_looks = [look for look in looks if look is not None]
         compared = sum(look.size if look.channels is None else len(look.channels) for look in actual_looks)
         lengths = (compared, compared if reference else 0)
@@ -99,7 +99,7 @@ class Observation:
         return all(bool(t.isfinite().all()) for call in self.calls for t in (*call.outputs, call.norms))
 
     def note(self, position: int, projected: Tensor, norms: Tensor | None) -> None:
-        """Write down the channels of a node."""
+        """Store the channels of a node."""
         start, stop = self.written, self.written + projected.size(1)
         self.counts[position], self.written = stop - start, stop
         self.table = _written(self.table, start, stop, projected)
@@ -107,7 +107,7 @@ class Observation:
             self.norms = _written(self.norms, start, stop, norms)
 
     def choose(self, looks: Sequence[Look | None], comparable: Collection[int]) -> None:
-        """Keep the channels that are compared, of nodes that can be; these stay in the order in which they ran."""
+        """Keep the channels to compare, of nodes that are comparable, in the order in which these ran."""
         rows, start, counts = [torch.zeros(0, dtype=torch.long)], 0, {}
         for position, count in self.counts.items():
             look = looks[position]
@@ -127,7 +127,7 @@ class Observation:
         )
 
     def at(self, positions: Collection[int]) -> Tensor:
-        """Return the projections at some of the nodes that were looked at."""
+        """Return the projections at some of the observed nodes."""
         if list(self.counts) == list(positions):
             return self.table
         parts = dict(zip(self.counts, self.table.split(list(self.counts.values()), 1), strict=True))
@@ -140,13 +140,13 @@ def _tables(channels: int, norms: int) -> tuple[Tensor, Tensor]:
 
 
 def _selected(table: Tensor, index: Tensor, out: Tensor) -> Tensor:
-    """Return columns of a table, in memory that is reserved for them where it is as large as was expected."""
+    """Return columns of a table, in the reserved memory if its size fits."""
     fits = out.size(-1) == len(index)
     return torch.index_select(table, -1, index, out=out) if fits else table.index_select(-1, index)
 
 
 def _written(table: Tensor, start: int, stop: int, values: Tensor) -> Tensor:
-    """Write values into the last dimension of a table; into a longer one where there are more than expected."""
+    """Write values to the last dimension of a table, or of a longer copy if there are more than expected."""
     if stop > table.size(-1):
         table = torch.cat([table, table.new_empty(*table.shape[:-1], stop)], -1)
     table[..., start:stop] = values
@@ -157,7 +157,7 @@ _KERNELS = (zeros.in_float64, convolving.in_float64, products.in_float64)
 
 
 def _computed(func: Any, args: Any, kwargs: Any) -> Any:
-    """Run an op; in float64 as the engine does, where torch does not or at length."""
+    """Run an op; some in float64 by the engine's own kernels, where torch has none or a slow one."""
     for kernel in _KERNELS:
         output = kernel(func, args, kwargs)
         if output is not None:
@@ -186,7 +186,7 @@ class _Observer(TorchDispatchMode):
         self.way = Way(witness)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the op; look at its output if it is the next of the witness's nodes."""
+        """Run the op, and observe its output if it is the next of the witness's nodes."""
         args, kwargs = unrounded(func, args, kwargs or {}) if self._wide else (args, kwargs or {})
         out, op = _computed(func, args, kwargs), signature(func).op
         if self._depth:
@@ -197,7 +197,7 @@ class _Observer(TorchDispatchMode):
 
     @contextmanager
     def following(self, model: nn.Module) -> Iterator[None]:
-        """Stop watching while an opaque module runs; where data decide, note which module runs."""
+        """Stop observing while an opaque module runs; if data decide, note which module runs."""
         watched = self._witness.opaque if not self._witness.decided else distinct_modules(model)
         hooks: list[RemovableHandle] = []
         for name in watched:
@@ -234,7 +234,7 @@ class _Observer(TorchDispatchMode):
 
 
 def _summable(tensor: Tensor) -> Tensor:
-    """Return a tensor in a dtype that sums of its squares are in the range of."""
+    """Return a tensor in a dtype whose range includes the sum of its squares."""
     narrow = tensor.is_floating_point() and torch.finfo(tensor.dtype).bits < 32
     return tensor.float() if narrow else tensor
 
@@ -249,16 +249,16 @@ def observe(
     tolerance: float = 0.0,
     *further: tuple[tuple[Any, ...], Mapping[str, Any]],
 ) -> Observation:
-    """Run a model in eval mode with other parameters and buffers, and look inside.
+    """Run a model in eval mode with other parameters and buffers, and observe its inner values.
 
     Args:
-        model: is left as it was.
+        model: the model, which is not changed.
         tensors: parameters and buffers to run it with.
         inputs: positional and keyword arguments.
-        witness, looks: where to look, and at what there.
-        earlier: the run whose decisions are repeated wherever the numbers are the same.
-        tolerance: relative difference up to which they are.
-        further: arguments of calls that follow, and find what the first has left.
+        witness, looks: the nodes and the channels to observe.
+        earlier: the run whose decisions are repeated if their inputs agree.
+        tolerance: relative difference up to which they agree.
+        further: arguments of consecutive calls, which find what the first has left behind.
     """
     calls: list[Observation] = []
     before = [None] * (1 + len(further)) if earlier is None else earlier.calls
@@ -288,7 +288,7 @@ def _call(
     state: State,
     wide: bool,
 ) -> Observation:
-    """Run a model once, and look inside."""
+    """Run a model once, and observe its inner values."""
     observation = Observation.of(looks, reference=not decisions.repeats)
     observation.decisions = decisions.taken
     observer = _Observer(witness, looks, observation, decisions, wide)
@@ -307,14 +307,14 @@ def _call(
 
 
 def _alias(tensor: Tensor) -> Tensor:
-    """Return another object for the same memory: a forward may put other memory under it."""
+    """Return another tensor with the same memory, because a forward may assign its ``data``."""
     return tensor if isinstance(tensor, RecomputedTensor) else tensor.detach()
 
 
 def _exchange(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Put other tensors into a model's tables, under every name; `evaluating` restores the model's own.
+    """Replace the tensors in a model's tables, under every name; `evaluating` restores the model's own.
 
-    What a compaction itself put there, tables of where channels go, stays as it is.
+    Index tables that a compaction added stay.
     """
     stored = stored_tensors(model)
     others = {id(stored[name]): _alias(tensor) for name, tensor in tensors.items()}

@@ -1,4 +1,4 @@
-"""Compare what two models computed, channel by channel."""
+"""Comparison of the values that two models computed, channel by channel."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["compare"]
 
 
 def compare(reference: Observation, compacted: Observation, witness: Witness, tolerance: float) -> tuple[float, str]:
-    """Return the largest relative error between two observations, and where it is; calls that follow are compared too.
+    """Return the largest relative error between two observations, and its place; consecutive calls are compared, too.
 
     Raises:
-        VerificationError: where the runs did not make the same calls, or the reference is not finite.
+        VerificationError: if the runs did not make the same calls, or the reference is not finite.
     """
     worst = _compare(reference, compacted, witness, tolerance)
     if reference.again is None or compacted.again is None:
@@ -73,7 +73,7 @@ def _inner_error(
 ) -> tuple[float, int]:
     """Return the largest relative error of a channel, and the position of its node.
 
-    What is so small that rounding hides it is measured against the node's largest channel.
+    Channels so small that rounding hides them are measured against the node's largest channel.
     """
     resolution = torch.finfo(torch.float64).eps if tolerance < 1e-6 else torch.finfo(torch.float32).eps
     counts = reference.counts

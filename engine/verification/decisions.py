@@ -1,8 +1,8 @@
-"""Decisions that a model takes on numbers: comparisons, sorting, the best k, suppression of overlapping boxes.
+"""Decisions that a model makes on numbers: comparisons, sorting, top k, suppression of overlapping boxes.
 
-Equal numbers, rounded differently, may be decided differently where they are close: two boxes with the same score
-change places, and nothing behind them can be compared. So the second of two runs is given the decisions of the first,
-as long as it decides on the same numbers. That hides nothing: numbers that differ are decided again.
+Numbers that are equal up to rounding may be decided differently: two boxes with the same score change places, and
+nothing after them can be compared. So the second run repeats the decisions of the first as long as it decides on the
+same numbers. That hides nothing, because it decides anew on numbers that differ.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Decision:
 
     Attributes:
         op: its name.
-        inputs: the floating tensors that were decided on.
-        output: what came out.
+        inputs: the floating-point tensors that were decided on.
+        output: the result.
     """
 
     op: str
@@ -70,7 +70,7 @@ class Decisions:
 
     Args:
         earlier: decisions of another run, or None to decide freely.
-        tolerance: relative difference up to which numbers count as the same.
+        tolerance: relative difference up to which numbers count as equal.
 
     Attributes:
         taken: the decisions of this run.
@@ -83,11 +83,11 @@ class Decisions:
 
     @property
     def repeats(self) -> bool:
-        """Whether those of another run are repeated."""
+        """Whether the decisions of another run are repeated."""
         return self._earlier is not None
 
     def settle(self, op: str, args: Any, kwargs: Any, out: Any) -> Any:
-        """Return the output of a call, or that of the same call in the earlier run."""
+        """Return the output of a call, or the output of the same call in the earlier run."""
         inputs = decides(args, kwargs, out)
         if not inputs:
             return out

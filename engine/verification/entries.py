@@ -1,4 +1,4 @@
-"""Compare the entries of a compacted model with those of the masked one: values, writes, and gradients."""
+"""Comparison of the entries of the compacted and the masked model: values, writes, and gradients."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ __all__ = ["EntryProof"]
 _OF_GRADIENTS = "the gradient"
 
 _LOW = 1e-4
-"""Relative error that is allowed where an entry does not run in float64."""
+"""Allowed relative error of an entry that does not run in float64."""
 
 
 @dataclass
 class _Outcome:
-    """What a run of an entry did.
+    """The effects of a run of an entry.
 
     Attributes:
-        values: what it returned.
-        written: what it wrote.
+        values: returned tensors.
+        written: tensors that it wrote to.
         gradients: by parameter.
-        hooked: the gradients, and the changes of parameters and buffers, once hooks have run, by what and whose.
-        left: what hooks say that they leave besides, by description.
-        random: where random numbers stand at the end.
+        hooked: gradients, and changes of parameters and buffers, after the hooks have run, by kind and name.
+        left: other values that hooks leave behind, by description.
+        random: random states at the end.
     """
 
     values: list[Tensor] = field(default_factory=list)
@@ -61,14 +61,14 @@ class _Outcome:
 
 @dataclass(frozen=True)
 class _Way:
-    """How an entry runs: in which dtype (None: the model's own), and whether what it computes can be differentiated."""
+    """How an entry runs: its dtype (None: the model's own), and whether gradients are recorded."""
 
     dtype: torch.dtype | None
     gradients: bool
 
 
 class _Retained(TorchFunctionMode):
-    """Keeps the graph of each ``backward``, for the one that follows the run."""
+    """Retains the graph of each ``backward``, for the one after the run."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the function."""
@@ -86,12 +86,13 @@ class EntryProof:
 
     Args:
         model: the model before the change.
-        analysis: what is about to be done to it.
+        analysis: the analysis behind the compaction.
         masks: canonical masks.
-        in_train: whether the compaction is meant to be exact in train mode; else entries that train are not compared.
+        in_train: whether the compaction is meant to be exact in train mode; if not, entries that train are not
+            compared.
 
     Raises:
-        VerificationError: where an entry of the masked model does not run.
+        VerificationError: if an entry of the masked model does not run.
     """
 
     def __init__(self, model: nn.Module, analysis: Analysis, masks: Mapping[str, Tensor], in_train: bool) -> None:
@@ -104,7 +105,7 @@ class EntryProof:
         self._runs = [self._first(entry) for entry in self._compared]
 
     def _first(self, entry: Entry) -> tuple[_Way, _Outcome]:
-        """Run the masked model, in float64 where it does, and without gradients where it trains not and needs none."""
+        """Run the masked model, in float64 and without gradients if possible; entries that train need gradients."""
         errors = []
         for way in (_Way(dtype, grad) for dtype in (torch.float64, None) for grad in (False, True)):
             if entry.training and not way.gradients:
@@ -116,10 +117,10 @@ class EntryProof:
         raise VerificationError(f"The masked model cannot run {entry.name!r}: {errors[-1]}") from errors[-1]
 
     def conclude(self, certificate: Certificate) -> Certificate:
-        """Run the compacted model's entries, and return the certificate with what they say.
+        """Run the compacted model's entries, and add the result to the certificate.
 
         Raises:
-            VerificationError: naming the entry, and what differs there.
+            VerificationError: naming the entry, and the value that differs.
         """
         small = small_recipes(self._recipes, self._plan)
         errors = {
@@ -147,10 +148,10 @@ class EntryProof:
     def _compare(
         self, entry: Entry, way: _Way, before: _Outcome, run: Callable[..., _Outcome], tolerance: float
     ) -> float | None:
-        """Return the relative error of an entry; None where random numbers differ, and 0 where it was in low precision.
+        """Return the relative error of an entry; None if random numbers differ, and 0 if it ran in low precision.
 
         Raises:
-            VerificationError: where it is too large.
+            VerificationError: if it is too large.
         """
         after = run()
         if entry.training and before.random != after.random:
@@ -172,7 +173,7 @@ class EntryProof:
         return error if way.dtype is not None else 0.0
 
     def _error(self, before: _Outcome, after: _Outcome, floors: Mapping[str, float]) -> tuple[float, str]:
-        """Return the largest relative error, and where it is; gradients are measured against floors at least."""
+        """Return the largest relative error and its place; floors are the minimum scales of gradients."""
         if [t.shape for t in before.values] != [t.shape for t in after.values]:
             return math.inf, "what it returns, whose shape follows the number of channels"
         errors = [(_relative(a, b), "what it returns") for a, b in zip(before.values, after.values, strict=True)]
@@ -187,7 +188,7 @@ class EntryProof:
     def _compare_hooks(
         self, entry: Entry, before: _Outcome, after: _Outcome, floors: Mapping[str, float], tolerance: float
     ) -> None:
-        """Refuse a compaction after which hooks change gradients or parameters otherwise than with masks."""
+        """Refuse a compaction after which hooks change gradients or parameters differently than with masks."""
         least = min(floors.values(), default=0.0)
         for (what, name), tensor in before.hooked.items():
             mask = self._plan.masks.get(name, torch.ones([], dtype=torch.bool)).to(tensor.device)
@@ -203,9 +204,9 @@ class EntryProof:
     def _compare_left(
         self, entry: Entry, before: _Outcome, after: _Outcome, again: Callable[[], _Outcome], tolerance: float
     ) -> None:
-        """Refuse a compaction after which an entry leaves another number or tensor elsewhere than with masks.
+        """Refuse a compaction after which an entry leaves other numbers or tensors behind than with masks.
 
-        What two runs of the compacted model leave differently, a time say, is not compared.
+        Values that differ between two runs of the compacted model, such as times, are not compared.
         """
         names = sorted({*before.left, *after.left})
         errors = {name: _relative_if_both(before.left.get(name), after.left.get(name)) for name in names}
@@ -232,7 +233,7 @@ class EntryProof:
         masks: Mapping[str, Tensor],
         last_digits: bool = False,
     ) -> _Outcome:
-        """Run an entry with other tensors in the model's tables; model and what is around it are left as they were."""
+        """Run an entry with other tensors in the model's tables, and restore the model and its surroundings."""
         model, outcome, dtype = self._model, _Outcome(), way.dtype
         tensors = {name: recipe.make(dtype).clone() for name, recipe in recipes.items()}
         tensors = {name: nudged(tensor) for name, tensor in tensors.items()} if last_digits else tensors
@@ -268,7 +269,7 @@ class EntryProof:
 
 
 def _relative(expected: Tensor, actual: Tensor, floor: float = 0.0) -> float:
-    """Return the largest difference relative to the largest number; infinite where only one of the two is finite."""
+    """Return the largest difference relative to the largest number; infinite if only one of the two is finite."""
     if expected.shape != actual.shape:
         return math.inf
     expected, actual = expected.double(), actual.double()
@@ -297,7 +298,7 @@ def _own(module: nn.Module, model: nn.Module) -> Iterator[Tensor]:
 
 
 def _exchange(module: nn.Module, others: Mapping[int, Tensor]) -> None:
-    """Put other tensors into the tables of a module and those inside; `evaluating` puts its own back."""
+    """Replace the tensors in the tables of a module and its parts; `evaluating` restores its own."""
     parameters: dict[int, nn.Parameter] = {}
     for part in distinct_modules(module).values():
         for name, parameter in part._parameters.items():
@@ -311,7 +312,7 @@ def _exchange(module: nn.Module, others: Mapping[int, Tensor]) -> None:
 
 
 def _train(model: nn.Module, outer: Sequence[nn.Module], training: bool) -> None:
-    """Put all modules in the entry's mode, but for dropout, whose random numbers follow the number of channels."""
+    """Put all modules in the entry's mode, except dropout, which draws as many random numbers as there are channels."""
     for root in (model, *outer):
         for module in distinct_modules(root).values():
             module.training = training and not isinstance(module, _DropoutNd)
@@ -319,7 +320,7 @@ def _train(model: nn.Module, outer: Sequence[nn.Module], training: bool) -> None
 
 @contextmanager
 def _creating(dtype: torch.dtype | None) -> Iterator[None]:
-    """Create new tensors in a dtype, and let code that converts a batch to the default dtype convert to it."""
+    """Make a dtype the default, for new tensors and for code that converts a batch to the default dtype."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype or before)
     try:
@@ -347,7 +348,7 @@ def _returned(tree: Any) -> Iterator[Tensor]:
 
 
 def _gradients(model: nn.Module, out: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield the gradient of each parameter: of what was differentiated, and of what is returned."""
+    """Yield the gradient of each parameter, for the entry's own backward passes and for its results."""
     losses = [t for t in results_in(out) if t.requires_grad]
     total = sum(((t * _weights(t)).sum() for t in losses), torch.zeros(()))
     if losses:
@@ -358,7 +359,7 @@ def _gradients(model: nn.Module, out: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _mask_gradients(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
-    """Let gradients of masked entries be zero as soon as they are there, as a training with masks does."""
+    """Zero the gradients of masked entries as soon as they are computed, as training with masks does."""
     for name, parameter in parameters_of(model).items():
         if name in masks and parameter.requires_grad:
             mask = masks[name].to(parameter)
@@ -374,7 +375,7 @@ def _mask_gradient(mask: Tensor, parameter: Tensor) -> None:
 def _hooked(
     hooks: Callable[[], Any], model: nn.Module, left: dict[str, Tensor]
 ) -> Iterator[tuple[tuple[str, str], Tensor]]:
-    """Run hooks on gradients; yield these, and how they change what is stored; note what they return."""
+    """Run hooks on gradients; yield the gradients and the changes of stored tensors, and note what hooks return."""
     before = {name: t.detach().clone() for name, t in stored_tensors(model).items() if t.is_floating_point()}
     try:
         result = hooks()
@@ -389,5 +390,5 @@ def _hooked(
 
 
 def _weights(tensor: Tensor) -> Tensor:
-    """Return weights of a sum that does not lose anything: 1 for a number."""
+    """Return generic weights for a sum, so that no entry is lost: 1 for a single number."""
     return torch.arange(tensor.numel(), device=tensor.device).to(tensor).cos().view(tensor.shape)
