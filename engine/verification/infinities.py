@@ -1,4 +1,4 @@
-"""Infinite entries of what is compared: those of a mask, as of causal attention or of actions that are not allowed."""
+"""Infinite entries of compared tensors, as in masks for causal attention or for invalid actions."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ __all__ = ["without_infinities"]
 
 
 def without_infinities(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the other entries of two tensors, if some entries are infinite, the same ones in both, and not all.
+    """Return the finite entries of two tensors, if some entries are infinite, the same ones in both, and not all.
 
-    Infinities hold against nothing, so that what overflows everywhere, and NaN anywhere, is left for the caller to see.
+    Otherwise the tensors are returned unchanged, so that the caller sees infinities that differ, complete overflow, and
+    NaN.
 
     Args:
         one, other: of one shape.

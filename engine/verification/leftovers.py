@@ -1,8 +1,8 @@
-"""What a training step leaves with hooks: gradients that they keep, and numbers that they read, in any objects.
+"""Values that hooks keep from a training step in any objects: gradients, and numbers that they read.
 
-A hook of a tensor, a module or a parameter, a function with a backward of its own or a pair of saved-tensor hooks may
-put what it sees wherever it likes. None of that has to be looked into: a tensor that an op of the step made and that is
-still alive once the step's graph is gone is kept by somebody.
+A hook on a tensor, a module or a parameter, a custom autograd function or a pair of saved-tensor hooks may store what
+it sees anywhere. None of these places has to be searched: a tensor that an op of the step created, and that is still
+alive once the step's graph is freed, was kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _READS = frozenset(["__array__", "__bool__", "__float__", "__int__", "__index__"
 
 
 class _Outputs(TorchDispatchMode):
-    """Notes the tensors that ops make, without keeping them alive."""
+    """Notes the tensors that ops create, without keeping them alive."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -51,7 +51,7 @@ class _Read(TorchFunctionMode):
 
 
 class Leftovers:
-    """Watches a training step; `reading` is for its backward, which `torch.autograd.backward` would hide.
+    """Watches a training step; `reading` watches its backward, which `torch.autograd.backward` would hide.
 
     Example:
         >>> kept = []
@@ -74,14 +74,14 @@ class Leftovers:
         self._scope.close()
 
     def reading(self) -> TorchFunctionMode:
-        """Return what notes the numbers that hooks read while it is entered."""
+        """Return a mode that notes the numbers that hooks read while it is active."""
         return self._read
 
     def tensors(self, expected: Iterable[Tensor | None]) -> list[Tensor]:
-        """Return copies of what was read and of what is still alive, in the order in which it was made.
+        """Return copies of the tensors that were read or are still alive, in order of creation.
 
         Args:
-            expected: tensors that are alive for another reason.
+            expected: tensors that are alive for other reasons.
         """
         own = {id(tensor) for tensor in (*expected, *self._read.values)}
         if any(id(t) not in own for t in self._alive()):

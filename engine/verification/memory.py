@@ -20,13 +20,13 @@ def _trim() -> Callable[[int], int] | None:
 
 
 def give_back() -> bool:
-    """Give freed memory back to the system, where the C library would keep it between what is still in use.
+    """Return freed memory to the system that the C library would otherwise keep.
 
-    Large activations that come and go leave gaps of other sizes than the next ones need, so that the process grows
-    although nothing more is in use.
+    Large short-lived activations leave gaps of sizes that the next ones cannot use, so the process grows although no
+    more memory is in use.
 
     Returns:
-        Whether the C library can.
+        Whether the C library supports this.
 
     Example:
         >>> give_back() in (True, False)

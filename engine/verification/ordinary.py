@@ -32,7 +32,7 @@ Done = tuple[tuple[OrdinaryNorm, ...], Certificate]
 
 @dataclass(frozen=True)
 class _Network:
-    """A compacted model, and how to run it; nothing runs where it is not to be compared."""
+    """A compacted model, and how to run it; nothing runs unless outputs are to be compared."""
 
     model: nn.Module
     graph: Graph
@@ -40,7 +40,7 @@ class _Network:
     compare: bool
 
     def outputs(self) -> list[Tensor]:
-        """Return the outputs of the model, on the same inputs each time."""
+        """Return the outputs of the model, for the same inputs each time."""
         if not self.compare:
             return []
         args, kwargs = random_inputs(self.graph, Trial(None, False, None), self.batch_dim)
@@ -51,7 +51,7 @@ class _Network:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the model's parameters."""
+        """The dtype of the model's parameters."""
         return next(parameter.dtype for parameter in self.model.parameters())
 
 
@@ -60,14 +60,14 @@ def make_ordinary(
 ) -> Done:
     """Exchange the norms of a compacted model for ordinary ones.
 
-    Each RMS norm was compared on random numbers in float64; with ``compare`` the outputs of the network are, too. Where
-    these differ, RMS norms stay as they are, which a note says.
+    Each RMS norm was compared on random numbers in float64; with ``compare``, the outputs of the network are compared,
+    too. If these differ, RMS norms are not exchanged, as a note says.
 
     Args:
-        model: compacted and verified; it changes in place.
+        model: the compacted and verified model, which is changed in place.
         graph: of the model before the compaction.
         batch_dim: the batch dimension of its inputs.
-        certificate: of the compaction; that of an empty one says nothing.
+        certificate: certificate of the compaction.
         compare: whether to run the network.
         approximate: whether layer norms and group norms are exchanged as well.
 
@@ -154,7 +154,7 @@ def _named(exchanges: tuple[OrdinaryNorm, ...]) -> str:
 
 
 def _root_mean_squares(model: nn.Module) -> Iterator[OrdinaryNorm]:
-    """Yield the norms that an ordinary one replaces, and whose weights no other module holds."""
+    """Yield the norms that an ordinary norm can replace, and whose weights no other module shares."""
     holders = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
     for name, norm in rescaled_norms(model).items():
         module = model.get_submodule(name)

@@ -1,8 +1,8 @@
-"""Random projections of channels: a few numbers that tell two tensors apart without keeping either.
+"""Random projections of channels: a few numbers that distinguish two tensors without storing either.
 
-For ``r ~ N(0, I)`` the expected square of ``<r, a - b>`` is ``|a - b|²``. Where a channel of a single sample holds many
-numbers, each of the four projections takes a quarter of them, with twice the weight: the expectation is the same, a
-difference in all of the picture is seen as well, and it takes a quarter of the time.
+For ``r ~ N(0, I)`` the expected square of ``<r, a - b>`` is ``|a - b|²``. If a channel of a single sample holds many
+numbers, each of the four projections covers a quarter of them, with twice the weight: the expectation is the same, a
+difference across the image is found as well, and it takes a quarter of the time.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ PROJECTIONS = 4
 """Numbers per channel."""
 
 _MANY = 2048
-"""Numbers in a channel from which projections share them."""
+"""Number of entries in a channel from which on the projections share them."""
 
 
 class Directions:
-    """Random directions; short ones are the beginnings of the longest, so that all are drawn at once.
+    """Random directions; shorter ones are prefixes of the longest, so that all are drawn at once.
 
     Example:
         >>> x = torch.rand(2, 5, 3, 3)
@@ -42,7 +42,7 @@ class Directions:
         return directions[:, :size]
 
     def project(self, out: Tensor, dim: int) -> Tensor:
-        """Return projections of what each index along a dimension holds, (projections, channels); mostly in place."""
+        """Return projections of the entries at each index of a dimension, (projections, channels); mostly in place."""
         random = self._of(out, dim)
         if dim == out.ndim - 1:
             return random @ out.reshape(-1, out.size(-1))
@@ -56,13 +56,13 @@ class Directions:
 
 
 def _shared(rows: Tensor, random: Tensor) -> Tensor:
-    """Return projections of a part of the columns each, (projections, rows)."""
+    """Return projections that each cover a part of the columns, (projections, rows)."""
     parts = zip(rows.tensor_split(PROJECTIONS, 1), random[0].tensor_split(PROJECTIONS), strict=True)
     return torch.stack([torch.mv(part, direction) for part, direction in parts]) * PROJECTIONS**0.5
 
 
 def channel_norms(out: Tensor, dim: int) -> Tensor:
-    """Return the norm of what each index along a dimension holds.
+    """Return the norm of the entries at each index along a dimension.
 
     Example:
         >>> channel_norms(torch.tensor([[3.0, 0.0], [4.0, 2.0]]), 1).tolist()

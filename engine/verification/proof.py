@@ -1,4 +1,4 @@
-"""Compare a compacted model with the masked one: which runs, in which dtype, and the verdict."""
+"""Comparison of a compacted model with the masked one: the choice of runs and dtype, and the verdict."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from engine.verification.witness import Witness
 __all__ = ["Proof"]
 
 _SLACK = 3.0
-"""How often the model's own rounding, measured by one run, two runs in half precision may differ by."""
+"""Multiple of the model's own rounding error, measured in one run, by which runs in half precision may differ."""
 
 _FREE = 20 * 2**20
-"""Bytes that one run may take, however small the model is; else it is as many as the weights take."""
+"""Minimum memory budget of a run in bytes; for larger models, it is the size of the weights."""
 
 _HEAVY = 2**30
-"""Multiplications that a sample takes above which as few run as will do."""
+"""Number of multiplications per sample above which the minimum number of samples runs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,9 +46,9 @@ class _Run:
     """A run of the masked model.
 
     Attributes:
-        trial: which one.
+        trial: the settings of the run.
         shape: shape of its first input.
-        observation: what was seen.
+        observation: the observed values.
     """
 
     trial: Trial
@@ -59,23 +59,23 @@ class _Run:
 class Proof:
     """Observations of the masked model, made before it is changed.
 
-    What is compared is the plan itself, evaluated in float64 where the model runs in it, so that rounding to the
-    model's dtype cannot hide a wrong step; that the stored weights are those numbers, rounded, is checked separately.
+    The plan itself is compared, evaluated in float64 if the model runs in it, so that rounding to the model's dtype
+    cannot hide a wrong step; a separate check confirms that the stored weights are these numbers, rounded.
 
-    Samples run in groups where all of them at once would take more memory than the weights do: at half the resolution
-    where the model accepts that, and one of them at the example's. At least two run together in any case, and one of
-    them runs again in other company: if its outputs depend on the samples beside it (statistics of the batch), all run
-    at once after all. Of an analytic function that takes long, two samples run (`ops/analytic.py`).
+    Samples run in groups if all at once would take more memory than the weights: at half the resolution if the model
+    accepts that, and one of them at the example's. At least two run together in any case, and one of them runs again
+    beside others: if its outputs depend on these (batch statistics), all run at once after all. For an analytic
+    function that takes long, only two samples run (`ops/analytic.py`).
 
     Args:
         model: the model before the change.
-        analysis: what is about to be done to it.
+        analysis: the analysis behind the compaction.
         masks: canonical masks.
         batch_dim: batch dimension of the inputs.
         confidence: number of random samples.
 
     Raises:
-        VerificationError: where the masked model runs on no random input.
+        VerificationError: if the masked model accepts no random input.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Proof:
         return any(t.is_floating_point() and t.ndim > 2 for t in inputs)
 
     def _run_samples(self, dtype: torch.dtype | None, tensors: Mapping[str, Tensor]) -> bool:
-        """Run all samples at the example's resolution; False where the model rejects them."""
+        """Run all samples at the example's resolution; return False if the model rejects them."""
         count, most = self._confidence, self._at_once(Trial(None, False, dtype))
         if count <= most and not self._few:
             return self._attempt(Trial(count, False, dtype), tensors)
@@ -151,7 +151,7 @@ class Proof:
         return ran or not group.smaller
 
     def _run_batched(self, group: Trial, tensors: Mapping[str, Tensor]) -> Trial | None:
-        """Run samples in batches, at half the resolution where the model accepts it: a quarter of the time."""
+        """Run a group of samples, at half the resolution if the model accepts it, which takes a quarter of the time."""
         half, reject_count = replace(group, smaller=True), len(self._rejected)
         if self._has_resolution:
             if self._attempt(half, tensors):
@@ -160,7 +160,7 @@ class Proof:
         return group if self._attempt(group, tensors) else None
 
     def _repeats(self, trial: Trial, tensors: Mapping[str, Tensor]) -> bool:
-        """Whether the first sample of a run comes out as it did as the last one of the run before."""
+        """Whether the first sample of a run has the same outputs as when it was the last one of the previous run."""
         before, reject_count = self._runs[-1].observation.outputs, len(self._rejected)
         if not self._attempt(trial, tensors):
             del self._rejected[reject_count:]  # so all of them run at once
@@ -172,7 +172,7 @@ class Proof:
         return False
 
     def _run_larger(self, dtype: torch.dtype | None, tensors: Mapping[str, Tensor]) -> None:
-        """Run up to two samples at a larger resolution, where the model accepts it."""
+        """Run up to two samples at a larger resolution if the model accepts it."""
         # what runs apart is large: one sample will do, and a picture that is larger along one side is larger as well
         trials = [Trial(1, True, dtype, wider=True)] if self._independent else []
         for trial in (*trials, Trial(min(self._confidence, 2), True, dtype), Trial(None, True, dtype)):
@@ -183,10 +183,10 @@ class Proof:
                 del self._rejected[reject_count:]
 
     def _run_resized(self, sizes: Sizes, dtype: torch.dtype | None, tensors: Mapping[str, Tensor]) -> bool:
-        """Run one sample at odd sizes; what is said of those rejected is the first, and batch size 1.
+        """Run the example's batch at other sizes; of the rejected ones, only the first and batch size 1 are reported.
 
         Returns:
-            Whether larger ones ran, of which the last is larger alone where samples run apart.
+            Whether larger sizes ran; if samples run separately, only the last dimension is larger.
         """
         reject_count = len(self._rejected)
 
@@ -200,7 +200,7 @@ class Proof:
         return larger
 
     def _run_again(self, dtype: torch.dtype | None, tensors: Mapping[str, Tensor]) -> None:
-        """Run two calls in a row, where the first leaves something that the second finds."""
+        """Run two consecutive calls, because the first leaves something behind for the second."""
         samples = min(self._confidence, 2)
         for batch in (samples, None):
             if self._attempt(Trial(batch, False, dtype, calls=2), tensors):
@@ -211,11 +211,11 @@ class Proof:
         return [random_inputs(self._graph, trial, self._batch_dim, call) for call in range(trial.calls)]
 
     def _at_once(self, trial: Trial) -> int:
-        """How many samples run at once in the memory that a run may take."""
+        """Return the number of samples that fit the memory budget of a run."""
         return max(int(1 / self._share(trial)), 1)
 
     def _share(self, trial: Trial) -> float:
-        """How much of the memory that a run may take one sample takes."""
+        """Return the fraction of a run's memory budget that one sample takes."""
         weights = {id(p): p.numel() * p.element_size() for p in parameters_of(self._model).values()}
         need = sample_bytes(self._graph, self._analysis.structure.rules, self._batch_dim, trial)
         return max(need, 1) / max(_FREE, sum(weights.values()), 1)
@@ -242,21 +242,21 @@ class Proof:
         return True
 
     def _tidy(self, trial: Trial) -> None:
-        """Give back what runs left: those at another resolution, of several samples, or of one that is too large."""
+        """Free the memory of earlier runs if they had another resolution, or if this run is large."""
         resolution, large = trial.place, (trial.batch or 1) > 1 or self._share(trial) > 1
         if self._independent and (resolution != self._resolution or large):
             give_back()
         self._resolution = resolution
 
     def _usual_tolerance(self) -> float:
-        """Return the tolerance of the dtype; for half precision, the most that `_calibrated` may allow."""
+        """Return the tolerance of the dtype; for half precision, the maximum that `_calibrated` may return."""
         return TOLERANCE.get(self._dtype or _own_dtype(self._model), 1e-4)
 
     def _calibrated(self, run: _Run, tensors: Mapping[str, Tensor]) -> float:
-        """Return the tolerance for half precision, from how much the model amplifies rounding.
+        """Return the tolerance for half precision, based on how much the model amplifies rounding.
 
-        The masked model runs once more with each weight moved by up to half a unit in its last place, which is what
-        rounding does to every sum. What this changes, relative to what is compared, is the model's own rounding.
+        The masked model runs once more with each weight changed by up to half a unit in its last place, as rounding
+        changes every sum. The relative change of the compared values is the model's own rounding error.
         """
         generator = torch.Generator().manual_seed(0)
 
@@ -305,7 +305,7 @@ class Proof:
         )
 
     def _drawn(self) -> Iterator[str]:
-        """Name what draws random numbers: a narrower model draws different ones."""
+        """Yield a note on ops that draw random numbers, since a narrower model draws different ones."""
         for node in self._witness.draws[:1]:
             yield (
                 f"{node!r} draws one random number per channel in eval mode, so two calls of either model differ. They "
@@ -313,7 +313,7 @@ class Proof:
             )
 
     def _diverged(self) -> Iterator[str]:
-        """Say where only outputs were compared."""
+        """Yield a note on runs in which only outputs were compared."""
         count = sum(any(call.diverged for call in run.observation.calls) for run in self._runs)
         if count and self._exact:
             runs = f"In {count} of {len(self._runs)} runs"
@@ -323,7 +323,7 @@ class Proof:
             )
 
     def _samples(self) -> int:
-        """Number of different samples; each is of one resolution."""
+        """Return the number of different samples; each belongs to one resolution."""
         last: dict[tuple[Any, ...], int] = {}
         for run in self._runs:
             resolution = run.trial.place
@@ -346,14 +346,14 @@ class Proof:
         return compare(run.observation, observation, self._witness, tolerance)
 
     def _inside(self, name: str) -> bool:
-        """Whether a parameter is one of a module that was replaced."""
+        """Whether a parameter belongs to a replaced module."""
         return any(name.startswith(f"{module.module}.") for module in self._analysis.plan.of(Replacement))
 
     def _stored(self) -> dict[str, Recipe]:
-        """Hold what is stored against what the plan makes of the masked weights, and return this.
+        """Check the stored weights against the planned ones, and return the latter.
 
-        The stored weights are the planned ones, rounded; where nothing was folded nothing is rounded, and they are the
-        same. Those of replaced modules are taken as they are.
+        The stored weights are the planned ones, rounded; without folds nothing is rounded, and they are equal. Weights
+        of replaced modules are not checked.
         """
         stored, recipes = stored_tensors(self._model), {}
         for name, recipe in small_recipes(self._masked, self._analysis.plan).items():

@@ -1,4 +1,4 @@
-"""Whether a call leaves something behind that the next one finds: then the certificate compares two calls in a row."""
+"""Detection of state that a call leaves behind: then the certificate compares two consecutive calls."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from engine.verification.results import attributes
 __all__ = ["Remains", "writes"]
 
 _INSIDE = ("is read by the code", "could be read")
-"""Beginnings of the reasons for which a value counts as an output that cannot be narrowed."""
+"""Prefixes of the reasons why a value counts as an output that cannot be narrowed."""
 
 _TABLES = ("_parameters", "_buffers", "_modules")
 
 
 def writes(graph: Graph) -> bool:
-    """Whether the recorded call writes to what is stored, or something keeps a tensor of it.
+    """Whether the recorded call writes to stored tensors, or a tensor of it is kept.
 
     Example:
         >>> import engine, torch
@@ -33,11 +33,11 @@ def writes(graph: Graph) -> bool:
 
 
 class Remains:
-    """What a model is before a call.
+    """The state of a model before a call.
 
     Args:
-        model: as it is now, with whatever was put into its tables.
-        state: what `evaluating` puts back: containers, objects, classes and Python modules around it.
+        model: the model, with the tensors that are currently in its tables.
+        state: the state that `evaluating` restores: containers, objects, classes and Python modules around the model.
 
     Attributes:
         before: the attributes of all modules.
@@ -58,7 +58,7 @@ class Remains:
         self._tables = [dict(table) for table in _tables(model)]
 
     def differ(self) -> bool:
-        """Whether anything is another thing by now."""
+        """Whether anything has changed."""
         now, tables = attributes(self._model), list(_tables(self._model))
         if now.keys() != self.before.keys() or len(tables) != len(self._tables):
             return True
@@ -77,7 +77,7 @@ def _differ(now: Mapping[str, Any], before: Mapping[str, Any], own: Container[in
 
 
 def _lists(value: Any, own: Container[int]) -> bool:
-    """Whether a value is just a list of the model's own tensors, as recurrent layers build at each call."""
+    """Whether a value is only a list of the model's own tensors, such as recurrent layers build at each call."""
     if not isinstance(value, list):
         return False
     return all(id(item() if isinstance(item, weakref.ref) else item) in own for item in value)

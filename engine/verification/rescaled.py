@@ -1,9 +1,10 @@
 """RMS norms that lost channels, as ordinary norms over the remaining channels.
 
 With d of D channels left and the others zero, ``w x / sqrt(S / D + eps)`` equals ``w' x / sqrt(S / d + eps')`` where
-``eps' = eps D / d`` and ``w' = w sqrt(D / d)``; S is the sum of squares of what is left. A removed channel with the
-constant c adds c² to S: then ``eps' = (eps + sum(c²) / D) D / d``. How a class uses its weight (``w``, ``1 + w``) and
-which of its numbers is eps is not looked up but tried: what is returned was compared on random numbers in float64.
+``eps' = eps D / d`` and ``w' = w sqrt(D / d)``; S is the sum of squares of the remaining channels. A removed channel
+with the constant c adds c² to S: then ``eps' = (eps + sum(c²) / D) D / d``. How a class uses its weight (``w``, ``1 +
+w``), and which of its numbers is eps, is not looked up but tried: every returned norm was compared on random numbers in
+float64.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Rescaled:
     Attributes:
         kind: name of the class.
         size: number of channels that the statistics span.
-        kept: number of channels that remain; 0 where no weight per channel says how many.
+        kept: number of channels that remain; 0 if there is no weight per channel to show it.
         tensors: new values of the norm's parameters, by name.
         numbers: new values of the norm's attributes, by name.
         is_plain: whether an ordinary norm computes the same; False for a layer norm or a group norm, whose variance
@@ -70,7 +71,7 @@ def rescaled_norms(model: nn.Module) -> dict[str, Rescaled]:
 
 
 def _composed(model: nn.Module) -> dict[str, int]:
-    """Return the norms that are written as a mean, which a pin divides by the former number of channels."""
+    """Return the norms written as a mean that a pin divides by the former number of channels."""
     sizes = {name: divisors(type(module)) for name, module in distinct_modules(model).items()}
     return {name: int(values[0]) for name, values in sizes.items() if len(values) == 1}
 
@@ -107,7 +108,7 @@ def _numbers(module: nn.Module) -> Iterator[tuple[str, float | None]]:
 
 
 def _weights(module: nn.Module, factor: float) -> Iterator[dict[str, Tensor]]:
-    """Yield the parameters multiplied by a factor, as a class may use them: ``w``, and ``1 + w``."""
+    """Yield the rescaled parameters for each way in which a class may use them: ``w``, and ``1 + w``."""
     parameters = {name: p.detach().double() for name, p in module.named_parameters()}
     yield {name: p * factor for name, p in parameters.items()}
     if parameters:
@@ -127,7 +128,7 @@ def _plain(wide: nn.Module, kept: int, tensors: Mapping[str, Tensor], numbers: M
 
 
 def _agree(wide: nn.Module, plain: nn.Module, kept: int, eps: float) -> bool:
-    """Whether two norms compute the same, also where eps dominates."""
+    """Whether two norms compute the same function, also for inputs so small that eps dominates."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(8, kept, generator=generator, dtype=torch.float64)
     for scale in (1.0, math.sqrt(eps), 0.1 * math.sqrt(eps)):
@@ -142,7 +143,7 @@ def _agree(wide: nn.Module, plain: nn.Module, kept: int, eps: float) -> bool:
 
 
 class Unrounded(TorchDispatchMode):
-    """Stays in float64 where a norm converts to less."""
+    """Keeps float64 where a norm converts to lower precision."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = unrounded(func, args, dict(kwargs or {}))

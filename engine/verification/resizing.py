@@ -1,4 +1,4 @@
-"""Which sizes of inputs trials vary, and to what: odd ones, other ones along each side, smaller and larger."""
+"""Sizes of inputs for further trials: odd ones, other ones along each side, smaller and larger ones."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Attempt = Callable[[Mapping[Axis, int]], bool]
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a model's inputs that may be others.
+    """The sizes of a model's inputs that may differ.
 
     Attributes:
-        batch: the number of samples, where it may be another one.
+        batch: the number of samples, if it may differ.
         sides: heights, widths, numbers of tokens or steps; without dimensions that a layer contracts or normalises.
         shrinks: whether they may be smaller: on an accelerator, an index beyond the end breaks more than the run.
     """
@@ -32,13 +32,13 @@ class Sizes:
 
     @classmethod
     def of(cls, graph: Graph, rules: Registry, batch_dim: int, together: bool) -> Sizes:
-        """Find them.
+        """Find the sizes of a model.
 
         Args:
-            graph: the model; where it says which dimensions are dynamic, no others are.
-            rules: tell which dimensions are contracted or normalised.
+            graph: the model; if it declares dynamic dimensions, no others count.
+            rules: op rules, which identify contracted and normalised dimensions.
             batch_dim: the batch dimension of the inputs.
-            together: whether samples are known to form a batch that may be another.
+            together: whether samples are known to form a batch of any size.
         """
         tensors = list(tensors_in((graph.args, graph.kwargs)))
         axes = [
@@ -54,19 +54,19 @@ class Sizes:
 
     @property
     def only_said(self) -> dict[Axis, int]:
-        """The sizes of a larger resolution, of what is dynamic alone."""
+        """The sizes of a larger resolution along declared dynamic dimensions."""
         return {axis: larger(axis.size) for axis in self.sides}
 
     def explore(self, attempt: Attempt, alone: bool, all_larger: bool = True) -> bool:
-        """Try at most three: all sides smaller and odd at batch size 1, larger and odd ones, or one side by itself.
+        """Try at most three sizes: all sides smaller and odd at batch size 1, larger and odd ones, or one side alone.
 
         Args:
-            attempt: makes a run.
-            alone: whether a single sample ran before.
+            attempt: makes a run, and returns whether the model accepted it.
+            alone: whether a single sample has already run.
             all_larger: whether the larger run is larger along all sides, and not along the last one alone.
 
         Returns:
-            Whether a run was larger by as much as `larger` says.
+            Whether a run was as large as `larger` requires.
         """
         one = {} if self.batch is None else {self.batch: 1}
         small = _odd_ones(self.sides) if self.shrinks else {}
@@ -93,7 +93,7 @@ class Sizes:
 
 
 def _odd_ones(axes: Sequence[Axis]) -> dict[Axis, int]:
-    """Return for each a smaller odd size, and not the same for two of them, where there are so many."""
+    """Return a smaller odd size for each axis, different ones if possible."""
     sizes: dict[Axis, int] = {}
     for axis in axes:
         near = smaller(axis.size) | 1
@@ -103,7 +103,7 @@ def _odd_ones(axes: Sequence[Axis]) -> dict[Axis, int]:
 
 
 def _odd_larger_ones(axes: Sequence[Axis]) -> dict[Axis, int]:
-    """Return for each a larger odd size, and not the same for two of them: the last one is the smallest."""
+    """Return a larger odd size for each axis, all different; the last one is the smallest."""
     sizes: dict[Axis, int] = {}
     for axis in reversed(axes):
         near = larger(axis.size) | 1

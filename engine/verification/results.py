@@ -1,4 +1,4 @@
-"""What a call gives: the tensors in whatever it returns, and in the attributes that it leaves on modules."""
+"""Results of a call: the tensors in its return value, and in attributes that it sets on modules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 def attributes(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """Return the attributes of all modules as they are now, by the modules' names."""
+    """Return the current attributes of all modules, by the modules' names."""
     return {name: dict(vars(module)) for name, module in distinct_modules(model).items()}
 
 
@@ -27,13 +27,13 @@ def results_of(
     before: Mapping[str, Mapping[str, Any]],
     weights: Container[tuple[str, str]] = (),
 ) -> list[Tensor]:
-    """Return the tensors and numbers in what a call returned, and tensors and floats in attributes that were set since.
+    """Return the tensors and numbers in a return value, and tensors and floats in attributes that were set since.
 
     Args:
-        out: what the call returned.
-        model: as the call left it.
-        before: what `attributes` gave before the call.
-        weights: module and name of attributes that hold what is made of parameters alone, which is not a result.
+        out: the return value of the call.
+        model: the model after the call.
+        before: the result of `attributes` before the call.
+        weights: module and name of attributes with tensors computed from parameters alone, which are no results.
 
     Example:
         >>> net = nn.Identity()
@@ -57,7 +57,7 @@ def results_of(
 
 
 def _whole_numbers(tree: Any) -> Iterator[Tensor]:
-    """Yield the whole numbers in nested containers: one of them may count channels."""
+    """Yield the integers in nested containers, one of which may count channels."""
     if isinstance(tree, int) and not isinstance(tree, bool):
         yield torch.tensor(tree)
     elif not isinstance(tree, Tensor):

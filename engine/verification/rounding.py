@@ -1,4 +1,4 @@
-"""Calls that convert to less precision on the way, as a norm does that computes in float32."""
+"""Calls that convert to a lower precision, as in a norm that computes in float32."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["unrounded"]
 
 @functools.cache
 def _dtype_at(func: Any) -> int | None:
-    """Position of the argument that says in which dtype an op computes, or what it converts to."""
+    """Position of the argument with the dtype in which an op computes, or to which it converts."""
     names = [argument.name for argument in func._schema.arguments]
     return names.index("dtype") if "dtype" in names else None
 
 
 def unrounded(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Return the arguments of a call that stays in float64 where a model converts to less: nothing is rounded off then.
+    """Return the arguments of a call such that it stays in float64 instead of converting to a lower precision.
 
     Args:
         func: overload of an op.

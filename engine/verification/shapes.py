@@ -1,4 +1,4 @@
-"""Compare the shapes inside a compacted model with those that were predicted."""
+"""Comparison of the shapes inside a compacted model with the predicted ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_run(witness: Witness, reference: Observation, compacted: Observation) 
 
 
 def replacement_hint(analysis: Analysis) -> str:
-    """Name the modules that the user replaced, for an error that may come from them."""
+    """Return a hint that names the modules that the user replaced, which may have caused an error."""
     replaced = ", ".join(repr(module.module) for module in analysis.plan.of(Replacement))
     return f" Check what `customized_replace_func` made of {replaced}." if replaced else ""
 
@@ -44,7 +44,7 @@ def replacement_hint(analysis: Analysis) -> str:
 def check_shapes(model: nn.Module, analysis: Analysis) -> None:
     """Record the compacted model and compare the output shape of each norm and contraction with the predicted one.
 
-    Ops that only move entries are left out: a slice that has become the whole tensor is another op, or none.
+    Ops that only move entries are ignored: a slice that has become the whole tensor is another op, or none.
 
     Raises:
         VerificationError: naming the first node that differs.
@@ -75,7 +75,7 @@ def check_shapes(model: nn.Module, analysis: Analysis) -> None:
 
 
 def _check_channels(graph: Graph, small: Graph, analysis: Analysis) -> None:
-    """Hold the channels alone, call by call in the source: how much runs there, and on what, is up to the data.
+    """Compare only the channels, by call in the source, because data decide how often it runs, and on how many samples.
 
     Raises:
         VerificationError: naming the first call that differs.
@@ -97,7 +97,7 @@ def _check_channels(graph: Graph, small: Graph, analysis: Analysis) -> None:
 
 
 def _run_of(graph: Graph, path: str, analysis: Analysis) -> list[Node]:
-    """Return the norms and contractions of a run; one that is not recorded was no other than the first."""
+    """Return the norms and contractions of a run; a run that is not recorded was the same as the first."""
     recorded = {node.path for node in graph.nodes} | {entry.name for entry in graph.entries}
     return [n for n in graph.nodes if n.path == (path if path in recorded else "eval") and _computes(n, analysis)]
 

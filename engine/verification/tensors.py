@@ -1,4 +1,4 @@
-"""What masked and compacted model compute with: parameters times masks, and what a plan makes of these."""
+"""Tensors of the masked and the compacted model: parameters times masks, and these after a plan."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from engine.recording.recomputed import RecomputedTensor
 __all__ = ["Recipe", "masked_recipes", "may_share", "run_tensors", "small_recipes"]
 
 _SMALL = 4096
-"""Elements below which a tensor is not worth a stand-in."""
+"""Minimum number of elements of a tensor that is worth a stand-in."""
 
 _OFTEN = 2
-"""Reads per run above which a weight is made once (a cell that is called at each step of a sequence)."""
+"""Number of reads per run above which a weight is computed once (a cell that is called at each step)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """How to make a tensor, in any dtype: ``slice(stored * mask) + folds``.
+    """How to compute a tensor in any dtype: ``slice(stored * mask) + folds``.
 
     Attributes:
         stored: values to start from; shares the memory of the model's tensor.
         mask: 0/1 mask, compact.
-        cut: what stays.
-        folds: constants to add, one after the other.
+        cut: the part to keep.
+        folds: constants to add, in order.
     """
 
     stored: Tensor
@@ -43,16 +43,16 @@ class Recipe:
     folds: tuple[Fold, ...] = ()
 
     def dtype(self, wide: torch.dtype | None) -> torch.dtype:
-        """Return the dtype that it is made in; None leaves each in its own, as do whole numbers and truth values."""
+        """Return the dtype of the result; ``wide=None``, integers and booleans keep their own."""
         return self.stored.dtype if wide is None or not self.stored.is_floating_point() else wide
 
     def worth_it(self, wide: torch.dtype | None) -> bool:
-        """Whether it is large, of the stored one's shape, and takes memory of its own."""
+        """Whether the result is large, has the stored tensor's shape, and needs its own memory."""
         changes = self.mask is not None or self.dtype(wide) != self.stored.dtype
         return changes and self.stored.numel() >= _SMALL and self.cut is None and not self.folds
 
     def make(self, wide: torch.dtype | None) -> Tensor:
-        """Return the tensor: the stored one itself where nothing changes."""
+        """Return the tensor; the stored one itself if nothing changes."""
         tensor, mask = self.stored, self.mask
         if self.cut is not None:
             tensor, mask = self.cut.apply(tensor), None if mask is None else self.cut.apply_compact(mask)
@@ -64,7 +64,7 @@ class Recipe:
         return tensor
 
     def part(self, wide: torch.dtype | None, first: Tensor, second: Tensor) -> Tensor:
-        """Return what is at some indices of the first two dimensions, where nothing is cut off or added."""
+        """Return the entries at some indices of the first two dimensions, if there are no cuts or folds."""
         assert self.cut is None and not self.folds
         tensor = self.stored.index_select(0, first).index_select(1, second).to(self.dtype(wide))
         if self.mask is None:
@@ -76,13 +76,13 @@ class Recipe:
 
 
 def masked_recipes(model: nn.Module, graph: Graph, masks: Mapping[str, Tensor]) -> dict[str, Recipe]:
-    """Return ``parameter * mask`` and the buffers of a model as it is now, by canonical name."""
+    """Return ``parameter * mask`` and the buffers of a model in its current state, by canonical name."""
     stored = {name: t.detach() for name, t in stored_tensors(model).items() if graph.aliases.get(name) == name}
     return {name: Recipe(t, masks[name].to(t.device) if name in masks else None) for name, t in stored.items()}
 
 
 def small_recipes(masked: Mapping[str, Recipe], plan: Plan) -> dict[str, Recipe]:
-    """Return what a plan makes of masked parameters and buffers."""
+    """Return masked parameters and buffers after a plan."""
     folds: dict[str, list[Fold]] = {}
     for fold in plan.folds:
         folds.setdefault(fold.name, []).append(fold)
@@ -93,7 +93,7 @@ def small_recipes(masked: Mapping[str, Recipe], plan: Plan) -> dict[str, Recipe]
 
 
 def may_share(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors may stand for the same memory.
+    """Whether two tensors may share memory.
 
     Example:
         >>> weight = torch.ones(2)
@@ -108,17 +108,17 @@ def may_share(one: Tensor, other: Tensor) -> bool:
 def run_tensors(
     model: nn.Module, graph: Graph, recipes: Mapping[str, Recipe], wide: torch.dtype | None, masked: bool
 ) -> dict[str, Tensor]:
-    """Return the tensors to run a model with; large weights are made when they are read.
+    """Return the tensors to run a model with; large weights are computed when they are read.
 
-    That takes an op that reads them. Recurrent layers look at the memory of theirs first, and a model that does not run
-    in float64 may have code of its own that does: all is made at once there.
+    This only works for weights that ops read. Recurrent layers access the memory of theirs directly, and a model that
+    does not run in float64 may have custom code that does, so these are computed at once.
 
     Args:
-        model: whose tensors they replace.
-        graph: tells how often each is read.
-        recipes: how to make them, by name.
+        model: the model whose tensors they replace.
+        graph: graph of the model, which shows how often each is read.
+        recipes: recipes of the tensors, by name.
         wide: dtype of floating ones, or None for their own.
-        masked: whether whole rows and columns of them may be zero; what is compacted is not searched for these.
+        masked: whether whole rows and columns may be zero; tensors of a compacted model are not searched for these.
     """
     reads = Counter(v.name for node in graph.nodes if node.path == "eval" for v in node.inputs if v.stored)
     late = set() if wide is None else _late(model) - graph.written
@@ -137,7 +137,7 @@ def _stand_in(recipe: Recipe, wide: torch.dtype, often: bool, masked: bool) -> T
 
 
 def _late(model: nn.Module) -> set[str]:
-    """Names of parameters that nothing but ops reads."""
+    """Return the names of parameters that only ops read."""
     recurrent = [m for m in distinct_modules(model).values() if isinstance(m, nn.RNNBase)]
     early = {id(p) for m in recurrent for p in m.parameters()}
     return {name for name, parameter in parameters_of(model).items() if id(parameter) not in early}

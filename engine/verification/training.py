@@ -1,9 +1,9 @@
 """One training step of the masked and the compacted model: outputs, gradients, and the state that remains.
 
-The step runs in train mode, forward and backward, on few small samples: the loss is a random projection of the outputs.
-Compared are outputs, the gradients of inputs and of what is left of each parameter, and buffers (running statistics).
-Hooks of modules and of parameters run, as do functions with a backward of their own. Random numbers are those of
-`EvenDraws`, so that dropout is left out.
+The step runs in train mode, forward and backward, on a few small samples; the loss is a random projection of the
+outputs. Outputs, the gradients of inputs and of the remaining part of each parameter, and buffers (running statistics)
+are compared. Hooks on modules and parameters run, as do custom autograd functions. Random numbers are those of
+`EvenDraws`, so that dropout has no effect.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ __all__ = ["Step", "TrainingProof", "largest_difference", "training_step"]
 
 _TOLERANCE = {torch.float64: 1e-7}
 _COARSE = 1e-3
-"""Tolerance where the model does not run in float64."""
+"""Tolerance if the model does not run in float64."""
 
 _FLOOR = 1e-6
-"""What is smaller than this share of the largest gradient is measured against that share."""
+"""Gradients smaller than this fraction of the largest one are measured against that fraction."""
 
 _TINY = 1e-8
-"""What is smaller than that is measured against it."""
+"""Smaller values are measured against this one."""
 
 Call = Callable[[nn.Module, tuple[Any, ...], Mapping[str, Any]], Any]
 
@@ -60,12 +60,12 @@ class Step:
     """What a training step computed.
 
     Attributes:
-        outputs: tensors in what the call returned, and in attributes that it left on modules.
-        inputs: gradients of the floating tensors among the inputs, None where there is none.
-        gradients: of the parameters, by canonical name; None where there is none.
-        buffers: as the step left them, by canonical name.
-        dropped: whether dropout was left out.
-        leftovers: what hooks of the backward keep, and the numbers that they read.
+        outputs: tensors in the return value, and in attributes that the call set on modules.
+        inputs: gradients of the floating-point tensors among the inputs; None for those without one.
+        gradients: gradients of the parameters, by canonical name; None for those without one.
+        buffers: buffers after the step, by canonical name.
+        dropped: whether dropout was switched off.
+        leftovers: tensors that hooks in the backward pass keep or read.
     """
 
     outputs: list[Tensor]
@@ -89,17 +89,16 @@ def training_step(
     """Run a call in train mode, forward and backward, with other parameters and buffers.
 
     Args:
-        model: is left as it was.
+        model: the model, which is not changed.
         tensors: parameters and buffers to run it with, by name.
         inputs: positional and keyword arguments.
-        call: what is run, given the model and the inputs; its forward by default. The loss of a step, or whatever
-            tensors a forward returns.
+        call: function of the model and the inputs, by default the forward; it returns a loss, or any tensors.
         through: whether gradients reach the inputs.
-        weights: module and name of attributes that hold what is made of parameters alone.
-        copied: whether the tensors are copied, or may be written into, but for those that are the model's own.
+        weights: module and name of attributes with tensors computed from parameters alone.
+        copied: whether the tensors are copied; otherwise the step may write to those that are not the model's own.
 
     Raises:
-        TraceError: where the model rejects the inputs, or its backward fails.
+        TraceError: if the model rejects the inputs, or its backward fails.
 
     Example:
         >>> layer = nn.Linear(2, 1, bias=False)
@@ -141,7 +140,7 @@ def training_step(
 
 
 def _wide(func: Any, args: Any, kwargs: Any) -> Any:
-    """Run what the engine computes in float64 itself, and what would round float64 off; None for other ops."""
+    """Run the ops that the engine computes in float64 itself, and those that would round; None for others."""
     exact_args, exact_kwargs = unrounded(func, args, kwargs)
     output = zeros.in_float64(func, exact_args, exact_kwargs)
     output = in_float64(func, exact_args, exact_kwargs) if output is None else output
@@ -155,7 +154,7 @@ def _computed(model: nn.Module, weights: Collection[tuple[str, str]]) -> list[Te
 
 
 def _backward(model: nn.Module, outputs: list[Tensor]) -> None:
-    """Send a random direction back from each output."""
+    """Backpropagate a random direction from each output."""
     roots = [t for t in outputs if t.requires_grad]
     generator = np.random.default_rng(0)  # torch's draws are even here: back through a softmax, nothing would come
     directions = tuple(torch.as_tensor(generator.standard_normal(tuple(t.shape))).to(t) for t in roots)
@@ -169,7 +168,7 @@ def _backward(model: nn.Module, outputs: list[Tensor]) -> None:
 
 
 def _exchange(model: nn.Module, tensors: Mapping[str, Tensor], copied: bool) -> dict[str, Tensor]:
-    """Put copies of other tensors into a model's tables, under every name; `evaluating` restores the model's own."""
+    """Replace the tensors in a model's tables by copies, under every name; `evaluating` restores the model's own."""
     stored = stored_tensors(model)
     used = {
         name: _stands_for(stored[name], t.clone() if copied or may_share(stored[name], t) else t)
@@ -185,7 +184,7 @@ def _exchange(model: nn.Module, tensors: Mapping[str, Tensor], copied: bool) -> 
 
 
 def _stands_for(stored: Tensor, tensor: Tensor) -> Tensor:
-    """Return a tensor with the hooks of the parameter whose place it takes."""
+    """Return a tensor with the hooks of the parameter that it replaces."""
     if not isinstance(stored, nn.Parameter):
         return tensor
     parameter = nn.Parameter(tensor, requires_grad=stored.requires_grad)
@@ -208,18 +207,18 @@ def largest_difference(
     without: Callable[[str], bool] = lambda name: False,
     used: Callable[[str], Tensor | None] = lambda name: None,
 ) -> tuple[float, str]:
-    """Return the largest relative difference between two training steps, and where it is.
+    """Return the largest relative difference between two training steps, and its place.
 
-    A gradient is compared where the parameter is left and not masked. What is removed and not masked must have no
-    gradient in the masked model: it would go on learning there.
+    Gradients of remaining unmasked entries are compared. Removed entries that are not masked must have no gradient in
+    the masked model, where they would continue to learn.
 
     Args:
-        reference: of the masked model.
-        compacted: of the model that the plan made of it.
-        plan: what stays of each parameter.
-        masks: canonical masks of the parameters before.
-        without: whether a parameter or buffer is not compared, by its name.
-        used: which entries of a buffer before have a part in anything, by its name; None for all.
+        reference: step of the masked model.
+        compacted: step of the compacted model.
+        plan: slice of each parameter.
+        masks: canonical masks of the parameters before the compaction.
+        without: returns whether to skip a parameter or buffer, by name.
+        used: returns which entries of an original buffer are used, by name; None for all.
     """
     if [t.shape for t in reference.outputs] != [t.shape for t in compacted.outputs]:
         return math.inf, "the shapes of the outputs"
@@ -244,7 +243,7 @@ def largest_difference(
 
 
 def _state_gap(name: str, before: Tensor, after: Tensor, plan: Plan, used: Tensor | None) -> float:
-    """Return the difference of what a step leaves in a buffer, where that has a part in anything."""
+    """Return the difference of a buffer after a step, in the entries that are used."""
     before, after = plain(before), plain(after)
     whole = torch.ones_like(before, dtype=torch.bool) if used is None else used.to(before.device).expand_as(before)
     if name in plan.slices:
@@ -257,7 +256,7 @@ def _state_gap(name: str, before: Tensor, after: Tensor, plan: Plan, used: Tenso
 def _gradient_differences(
     name: str, reference: Step, compacted: Step, plan: Plan, mask: Tensor | None
 ) -> Iterator[tuple[float, float, str]]:
-    """Yield the largest differences of a parameter's gradients, what they are relative to, and where they are."""
+    """Yield the largest differences of a parameter's gradients, their scales, and their places."""
     before, after, cut = reference.gradients[name], compacted.gradients.get(name), plan.slices.get(name)
     if before is None:
         if after is not None and after.any():
@@ -275,7 +274,7 @@ def _gradient_differences(
 
 
 def _both(one: Tensor | None, other: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return two gradients, zero where there is none."""
+    """Return two gradients, with zeros in place of a missing one."""
     if one is None and other is not None:
         return torch.zeros_like(other), other
     assert one is not None
@@ -283,7 +282,7 @@ def _both(one: Tensor | None, other: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _peak(tensor: Tensor) -> float:
-    """Return the largest magnitude, without another tensor of that size; NaN where there is one."""
+    """Return the largest magnitude without allocating a tensor of this size; NaN if there is a NaN."""
     if not tensor.numel():
         return 0.0
     if not tensor.is_floating_point():
@@ -322,10 +321,10 @@ class TrainingProof:
 
     Args:
         model: the model before the change.
-        analysis: what is about to be done to it.
-        masks: canonical masks, or None where zeros in the weights are meant.
+        analysis: the analysis behind the compaction.
+        masks: canonical masks, or None if zeros in the weights count.
         batch_dim: batch dimension of the inputs.
-        dtype: of the comparison, or None for the model's own.
+        dtype: dtype of the comparison, or None for the model's own.
     """
 
     def __init__(
@@ -355,10 +354,10 @@ class TrainingProof:
                 self._rejected = str(error)
 
     def conclude(self, certificate: Certificate) -> Certificate:
-        """Run the step of the compacted model; withdraw that train mode is exact where the two differ.
+        """Run the step of the compacted model, and withdraw the claim that train mode is exact if the two differ.
 
         Args:
-            certificate: says that train mode is exact, by the rules.
+            certificate: certificate by which train mode is exact, according to the rules.
         """
         if self._reference is None:
             return _withdrawn(certificate, f"Train mode was not compared: {self._rejected}")

@@ -1,4 +1,4 @@
-"""The runs that a verdict rests on: which random samples, at which resolution, and how many of them at once."""
+"""The runs behind a verdict: random samples, resolutions, and batch sizes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Inputs", "Trial", "agree", "not_compared", "random_inputs", "sample_
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 _SIDE = 32
-"""Sizes behind the channels are cut to that, where the model accepts it."""
+"""Maximum size of the dimensions behind the channels in small inputs."""
 
 _WIDE = torch.float64.itemsize
 
@@ -34,13 +34,13 @@ class Trial:
 
     Attributes:
         batch: number of samples, or None for the example's.
-        larger: whether dimensions behind the channels are larger than the example's.
+        larger: whether the dimensions behind the channels are larger than the example's.
         dtype: dtype to compute in, or None for the model's own.
-        first: number of the first of the samples; a sample is the same in all runs of a resolution.
-        smaller: whether these dimensions are half of the example's.
-        wider: whether the last of them alone is larger.
-        resized: sizes of the inputs that are others, among them the number of samples; all others are the example's.
-        calls: how many calls follow each other, on different samples.
+        first: number of the first sample; a sample is the same in all runs of one resolution.
+        smaller: whether these dimensions have half the example's size.
+        wider: whether only the last of them is larger.
+        resized: sizes of inputs that differ from the example's, possibly including the number of samples.
+        calls: number of consecutive calls, on different samples.
     """
 
     batch: int | None
@@ -61,7 +61,7 @@ class Trial:
 
     @property
     def resolution(self) -> str:
-        """Where it runs, in words."""
+        """Resolution of the run, in words."""
         if self._sides:
             return f"at other sizes ({', '.join(self._sides)})"
         other = "smaller" if self.smaller else "larger"
@@ -69,7 +69,7 @@ class Trial:
 
     @property
     def place(self) -> tuple[Any, ...]:
-        """What tells its resolution from others."""
+        """A key of the resolution."""
         return self.larger, self.smaller, self.resized
 
     @property
@@ -78,7 +78,7 @@ class Trial:
 
     @property
     def samples(self) -> str:
-        """How many samples run at once, in words."""
+        """Number of samples that run at once, in words."""
         batch = next((n for axis, n in self.resized if axis.batch), self.batch)
         return ("the example's batch size" if batch is None else f"batch size {batch}") + ", a second call" * (
             self.calls > 1
@@ -86,7 +86,7 @@ class Trial:
 
     @property
     def precision(self) -> str:
-        """What it computes in, in words."""
+        """Dtype of the run, in words."""
         return "the model's own dtype" if self.dtype is None else "float64"
 
     def __str__(self) -> str:
@@ -94,10 +94,10 @@ class Trial:
 
 
 def not_compared(rejected: Iterable[tuple[Trial, str]], notes: Sequence[str] = ()) -> Iterator[str]:
-    """Say which runs a model rejected: each cause once, and not again where it is known.
+    """Yield notes on the runs that a model rejected, with each cause once, unless it is noted already.
 
     Args:
-        rejected: runs, and the errors that they ended with.
+        rejected: runs, with the errors that ended them.
         notes: notes that may name the cause already.
 
     Example:
@@ -116,7 +116,7 @@ def not_compared(rejected: Iterable[tuple[Trial, str]], notes: Sequence[str] = (
 
 
 def _cause(error: str) -> str:
-    """Return what the model raised, without the shapes that it was given and what to do about them."""
+    """Return the model's own error message, without the shapes of the inputs and the advice."""
     match = re.search(r"\): (.*?)\.* Pass example inputs", error, re.DOTALL)
     return error.removesuffix(".") if match is None else match[1]
 
@@ -124,14 +124,14 @@ def _cause(error: str) -> str:
 def random_inputs(graph: Graph, trial: Trial, batch_dim: int, call: int = 0) -> Inputs:
     """Return random inputs like the graph's example inputs.
 
-    Floating tensors get normal noise with the example's mean and deviation (0 and 1 where it is constant), for each
-    sample its own; others are repeated.
+    Floating-point tensors become normal noise with the example's mean and deviation (0 and 1 if it is constant),
+    different for each sample; other tensors are repeated.
 
     Args:
         graph: the model.
-        trial: says how many, and of which sizes.
+        trial: determines the number of samples and the sizes.
         batch_dim: the batch dimension of the inputs.
-        call: number of the call among those in a row.
+        call: number of the call among consecutive ones.
     """
     args, kwargs = resized(graph.args, dict(graph.kwargs), dict(trial.resized))
     tensors = list(tensors_in((args, kwargs)))
@@ -171,16 +171,16 @@ def _noise(tensor: Tensor, trial: Trial, batch_dim: int | None, seeds: Sequence[
 
 
 def sample_bytes(graph: Graph, rules: Registry, batch_dim: int, trial: Trial) -> int:
-    """Return about how much memory one sample takes in float64 while the hungriest op of a model runs.
+    """Estimate the memory that one sample takes in float64 during the most memory-intensive op of a model.
 
     Args:
         graph: the model.
-        rules: tell what contracts.
+        rules: op rules, which identify contractions.
         batch_dim: the batch dimension of the inputs.
-        trial: says the resolution; what an op holds grows as the inputs do.
+        trial: determines the resolution; the memory of an op is assumed to grow with the inputs.
 
     Returns:
-        Bytes: what the op reads, makes, and lays out in between. What waits for later ops is not counted.
+        Bytes of the op's inputs, outputs and workspace. Tensors that later ops need are not counted.
     """
     held = max((_elements(node, rules.contractions(node)) for node in graph.nodes if node.path == "eval"), default=0)
     sizes = [t.shape[2:] for t in tensors_in((graph.args, graph.kwargs)) if t.is_floating_point()]
@@ -191,11 +191,11 @@ def sample_bytes(graph: Graph, rules: Registry, batch_dim: int, trial: Trial) ->
 
 
 def sample_work(graph: Graph, rules: Registry, batch_dim: int) -> int:
-    """Return how many multiplications the layers of a model take for one sample of the example's sizes.
+    """Return the number of multiplications in the layers of a model for one sample of the example's sizes.
 
     Args:
         graph: the model.
-        rules: tell what contracts.
+        rules: op rules, which identify contractions.
         batch_dim: the batch dimension of the inputs.
     """
     layers = [c for node in graph.nodes if node.path == "eval" for c in rules.contractions(node)]
@@ -204,13 +204,13 @@ def sample_work(graph: Graph, rules: Registry, batch_dim: int) -> int:
 
 
 def _elements(node: Node, contractions: Sequence[Contraction]) -> int:
-    """Number of elements that a node reads and makes, weights aside, and of the columns under a kernel."""
+    """Return the number of elements that a node reads and writes, without weights, plus those of unfolded columns."""
     values = {value.index: value for value in (*node.inputs, *node.outputs) if not value.stored}
     return sum(math.prod(value.shape) for value in values.values()) + sum(map(_columns, contractions))
 
 
 def _columns(c: Contraction) -> int:
-    """Entries under the kernel, for each position and each input of a group; no more than are laid out at once."""
+    """Return the number of elements of the columns that a convolution unfolds at once."""
     if c.hidden or not c.weight.stored or c.stacked:
         return 0
     kernel = math.prod(c.weight.shape) // (c.groups * c.outputs * c.inputs)
@@ -220,13 +220,13 @@ def _columns(c: Contraction) -> int:
 
 
 def agree(whole: Sequence[Tensor], alone: Sequence[Tensor], place: int, batch_dim: int, tolerance: float) -> bool:
-    """Whether a sample's outputs are the same in the company of others as in that of yet others.
+    """Whether a sample's outputs are independent of the other samples in its batch.
 
     Args:
         whole: outputs of a batch.
         alone: outputs of another batch, whose first sample is the one at ``place`` of the first.
         place: position of the sample.
-        batch_dim: where samples are told apart in each output.
+        batch_dim: batch dimension of each output.
         tolerance: relative difference up to which outputs are the same.
     """
     if len(whole) != len(alone) or any(t.ndim <= batch_dim for t in (*whole, *alone)):
@@ -253,7 +253,7 @@ def _close(one: Tensor, other: Tensor, tolerance: float) -> bool:
 
 
 def small_inputs(tree: Any) -> Any:
-    """Return inputs whose dimensions behind the channels are cut, so that a backward in float64 is quick.
+    """Return inputs with smaller dimensions behind the channels, so that a backward pass in float64 is fast.
 
     Example:
         >>> small_inputs((torch.zeros(2, 3, 64, 48),))[0].shape

@@ -1,4 +1,4 @@
-"""Matches the calls of a run to the recorded nodes, where data may lead to another path through the code."""
+"""Matching of the calls of a run to the recorded nodes, even if data lead to another path through the code."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["Way"]
 class Way:
     """Matches each call to a node of the witness.
 
-    The n-th call is the n-th node, as long as the run follows the recorded path. Once the paths have diverged, a call
-    is the node of its module if both ran once (the experts of a mixture), and no node otherwise.
+    The n-th call matches the n-th node as long as the run follows the recorded path. Once the paths have diverged, a
+    call matches the node of its module if both ran once (the experts of a mixture), and no node otherwise.
 
     Args:
         witness: the recorded nodes.

@@ -1,4 +1,4 @@
-"""Where to look inside a model: every norm and contraction, at the channels that stay and have an influence."""
+"""Values to observe inside a model: the outputs of norms and contractions, at the channels that remain and matter."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Channels = Mapping[int, Tensor] | None
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """What of a tensor is looked at.
+    """The observed channels of a tensor.
 
     Attributes:
         dim: its channel dimension.
         channels: indices along it, or None for all.
         others: indices along other dimensions.
-        sizes: per dimension, how large it has to be at least.
-        size: number of channels with the example input, whether they are looked at or not.
+        sizes: minimum size of each dimension.
+        size: number of channels with the example input, including those that are not observed.
     """
 
     dim: int
@@ -41,7 +41,7 @@ class Look:
 
     @classmethod
     def at(cls, dim: int, channels: Mapping[int, Tensor], size: int) -> Look:
-        """Look at indices by dimension, as `Witness` has them."""
+        """Create a look from the indices by dimension, as in `Witness`."""
         others = tuple((d, index) for d, index in channels.items() if d != dim)
         sizes = tuple((d, int(index.max()) + 1) for d, index in channels.items())
         return cls(dim, channels.get(dim), others, sizes, size)
@@ -53,15 +53,15 @@ class Look:
 
 @dataclass(frozen=True, eq=False)
 class Witness:
-    """Which nodes to look at, and which of their channels, before and after compaction.
+    """The nodes to observe, and their channels before and after compaction.
 
     Attributes:
         nodes: in order of execution; every call of one of their ops is counted.
-        dims: channel dimension of each; -1 for what is counted, and not looked at.
-        opaque: names of modules whose inside is not looked at.
-        decided: whether the code may decide by data which way it goes.
-        draws: calls that draw random numbers in eval mode, as many as there are channels that go.
-        weights: attributes in which a run leaves what is made of parameters alone, by module and name; no results.
+        dims: channel dimension of each; -1 for nodes that are counted but not observed.
+        opaque: names of modules inside which nothing is observed.
+        decided: whether data may decide on the path through the code.
+        draws: calls that draw one random number per removable channel in eval mode.
+        weights: attributes that a run sets to tensors computed from parameters alone, which are no results.
         before, after: indices to compare, by dimension, before and after compaction; None skips the node.
         sizes: for each dimension of a node's output, its size with the example input, before and after; None for a norm
             that stays as wide inside as it was.
@@ -79,7 +79,7 @@ class Witness:
 
     @functools.cached_property
     def looks(self) -> tuple[tuple[Look | None, ...], tuple[Look | None, ...]]:
-        """What to look at before and after."""
+        """The channels to observe before and after compaction."""
         rows = list(zip(self.dims, self.nodes, self.sizes, strict=True))
         wide = [node.output.shape[dim] if node.output.ndim else 1 for dim, node, _ in rows]
         small = [n if sizes is None else sizes[dim][1] for n, (dim, _, sizes) in zip(wide, rows, strict=True)]
@@ -91,7 +91,7 @@ class Witness:
 
     @classmethod
     def of(cls, analysis: Analysis) -> Witness:
-        """Look at every norm and contraction: channels that stay and have an influence."""
+        """Select every norm and contraction, with the channels that remain and have an influence."""
         rules, kept = analysis.structure.rules, analysis.kept
         shifted = {
             consumer.node.index
@@ -134,9 +134,9 @@ def _span(analysis: Analysis, node: Node) -> Statistic | None:
 
 
 def _channel_dim(analysis: Analysis, node: Node, contractions: Sequence[Contraction]) -> int:
-    """Norms over channels say which dimension that is; for all others it is the first after the batch.
+    """Return the channel dimension of a node: norms over channels declare it; else it is the first after the batch.
 
-    Of an op with contractions inside it is the last.
+    For an op with contractions inside, it is the last.
     """
     if contractions:
         inside = contractions[0].output is not node.output
@@ -146,7 +146,7 @@ def _channel_dim(analysis: Analysis, node: Node, contractions: Sequence[Contract
 
 
 def _channels(analysis: Analysis, node: Node, skip: bool) -> tuple[Channels, Channels]:
-    """Indices to compare along every dimension that has slots, before and after."""
+    """Return the indices to compare along every dimension with slots, before and after compaction."""
     kept, value, span = analysis.kept, node.output, _span(analysis, node)
     before: dict[int, Tensor] = {}
     after: dict[int, Tensor] = {}
