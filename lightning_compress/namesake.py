@@ -1,4 +1,4 @@
-"""Notice a file of the user's that has taken the name `engine`, before anything is imported from it."""
+"""Detection of a user's file named `engine`, before anything is imported from it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["check_engine"]
 
 
 def check_engine() -> None:
-    """Refuse where `engine` is something other than the package that was installed along; it is not run for this.
+    """Raise an error if `engine` is not the package that was installed along; nothing is imported for this.
 
     Raises:
         ImportError: naming the file, and what to do.

@@ -1,4 +1,4 @@
-"""Copies of callbacks, which note what they like."""
+"""Copies of callbacks, whose changes do not affect the originals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CONTAINERS = (dict, list, set, deque, tuple)
 
 
 def copied(callback: Any) -> Any:
-    """A copy with containers, tensors and objects of the same package of its own; others, like modules, are shared.
+    """Copy a callback with its containers, tensors and objects of its package; others, like modules, are shared.
 
     Args:
         callback: any object with attributes.
@@ -39,7 +39,7 @@ def copied(callback: Any) -> Any:
 
 
 def _own(value: Any, package: str, copies: dict[int, Any]) -> Any:
-    """Return a copy, the same one for the same object; objects of other packages are shared."""
+    """Return a copy, always the same for one object; objects of other packages are shared."""
     if id(value) in copies:
         return copies[id(value)]
     if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
@@ -56,7 +56,7 @@ def _own(value: Any, package: str, copies: dict[int, Any]) -> Any:
 
 
 def _is_plain_object(value: Any, package: str) -> bool:
-    """Whether an object of a callback's own package notes something, as a dataclass does."""
+    """Whether an object of a callback's own package holds plain state, such as a dataclass."""
     kind = type(value)
     if kind.__module__.partition(".")[0] != package or isinstance(value, (*_CONTAINERS, Enum, nn.Module, Callback)):
         return False

@@ -1,4 +1,4 @@
-"""Counts of batches, epochs and steps that note what code compares them with, wherever that code is."""
+"""Counts of batches, epochs and steps that note the numbers with which any code compares them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ __all__ = ["Count"]
 
 
 class Count(int):
-    """A number that notes what it is compared with, and by what it is divided.
+    """A number that notes the numbers with which it is compared, and by which it is divided.
 
-    What comes of it by whole numbers that are added, subtracted or divided by is a count, too; of what that is compared
-    with, the first number is noted for which the comparison may turn out otherwise.
+    Results of adding, subtracting or dividing by an integer are counts, too; if one of these is compared, the first
+    value of the original count is noted that may change the outcome.
 
     Args:
         value: the number.
-        noted: where numbers are noted.
-        origin: gives the first number for one of this count.
+        noted: the set of noted numbers.
+        origin: returns the value of the original count for a value of this one.
 
     Example:
         >>> noted = set()
@@ -33,27 +33,27 @@ class Count(int):
     _origin: Callable[[float], float]
 
     def __new__(cls, value: int, noted: set[int], origin: Callable[[float], float] = float) -> Count:
-        """Make one."""
+        """Create a count."""
         count = super().__new__(cls, value)
         count._noted, count._origin = noted, origin
         return count
 
     def note(self, other: Any) -> None:
-        """Note a number that decides.
+        """Note a number on which a decision depends.
 
         Args:
-            other: anything; what is no number, or cannot be reached by counting, is left out.
+            other: any object; it is ignored unless it is a number that counting can reach.
         """
         if isinstance(other, (int, float)) and not isinstance(other, bool) and math.isfinite(other):
             first = self._origin(other)
             self._noted.update(n for n in (math.floor(first), math.ceil(first)) if n > 1)
 
     def moved(self, value: Any, origin: Callable[[float], float]) -> Any:
-        """Return a number that comes of this one as a count.
+        """Return a number computed from this one as a count.
 
         Args:
-            value: the number; where it is no whole number, it is returned.
-            origin: gives the number of this count for one of that.
+            value: the number; unless it is an integer, it is returned unchanged.
+            origin: returns the value of this count for a value of the result.
         """
         own = self._origin
         return Count(value, self._noted, lambda n: own(origin(n))) if type(value) is int else value

@@ -1,4 +1,4 @@
-"""The hooks around a step and behind its backward pass: those of the LightningModule and of the user's callbacks."""
+"""The hooks around a step and after its backward pass, of the LightningModule and of the user's callbacks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ON_GRADIENTS = (
 
 
 def around(kind: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The hooks before a step, and behind it: of the epoch without arguments, of the batch with those of the step.
+    """Return the hooks before and after a step: those of the epoch take no arguments, those of the batch the step's.
 
     Args:
         kind: name of the step.
@@ -47,19 +47,20 @@ def around(kind: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 class Hooks:
-    """Hooks as the Trainer runs them: those of callbacks, then that of the LightningModule.
+    """Runs hooks in the Trainer's order: those of callbacks, then that of the LightningModule.
 
-    Callbacks run as copies, so that they note nothing; those of Lightning and of this package do not run. A hook that
-    raises (it may need more than one batch) does not end the run: what its code names counts as read.
+    Copies of the callbacks run, so that the originals do not change; callbacks of Lightning and of this package do not
+    run. A hook that raises an error (it may need more than one batch) does not end the run: everything that its code
+    names counts as read.
 
     Args:
         pl_module: the LightningModule; it is attached to a Trainer.
-        names: of the hooks; callbacks that have none of them are left out.
+        names: names of the hooks; callbacks without any of them are omitted.
 
     Attributes:
-        callbacks: the user's.
-        failures: what hooks raised, by their name.
-        failed: names of those that raised since the run began.
+        callbacks: the user's callbacks.
+        failures: errors of hooks, by the name of the hook.
+        failed: names of the hooks that failed in this run.
 
     Example:
         >>> from pytorch_lightning import LightningModule, Trainer
@@ -84,20 +85,20 @@ class Hooks:
         self._ready = False
 
     def begin(self) -> None:
-        """Forget what copies of callbacks noted, and which hooks raised, in another run."""
+        """Start a run with fresh copies of the callbacks and without failed hooks."""
         self._ready, self.failed = False, set()
 
     def has(self, name: str) -> bool:
-        """Whether the LightningModule overrides a hook, or a callback has it."""
+        """Whether the LightningModule or a callback overrides a hook."""
         return overrides(self._module, name) or any(_has(callback, name) for callback in self.callbacks)
 
     def run(self, name: str, *arguments: Any, **options: Any) -> list[Tensor]:
-        """Run a hook, and return what counts as read because it could not be run to its end.
+        """Run a hook; if it fails, return the tensors that count as read instead.
 
         Args:
             name: of the hook.
-            arguments: of the hook.
-            options: its keyword arguments; callbacks do not get them.
+            arguments: positional arguments of the hook.
+            options: keyword arguments, which callbacks do not receive.
         """
         if not self._ready:
             self._copies, self._ready = list(map(copied, self.callbacks)), True
@@ -131,21 +132,21 @@ class Hooks:
         return []
 
     def _has_no_data(self) -> bool:
-        """Whether what runs is recorded without data, which some functions do not take; it is tried with data then."""
+        """Whether the recording runs without data, which some functions reject; it is repeated with data then."""
         parameter = next(self._module.parameters(), None)
         return parameter is not None and isinstance(parameter.detach(), FakeTensor)
 
 
 class GradientHooks:
-    """What runs between a backward pass and the end of the batch; the optimizer's step does nothing.
+    """The hooks between a backward pass and the end of the batch; the optimizer's step does nothing.
 
     Args:
         pl_module: the LightningModule; it is attached to a Trainer.
         end: runs the hooks at the end of the batch.
-        moment: tells what the Trainer's counters are then.
-        hooks: those of the step; by default they have no callbacks.
-        options: tells the options of the optimizers at the end of the step.
-        ended: whether no further step follows, so that nothing is left for it.
+        moment: returns the Trainer's counters at that time.
+        hooks: the hooks of the step; by default only those of the LightningModule.
+        options: returns the options of the optimizers at the end of the step.
+        ended: whether no further step follows, so that it does not matter what the hooks leave behind.
 
     Example:
         >>> from pytorch_lightning import LightningModule, Trainer
@@ -174,11 +175,11 @@ class GradientHooks:
 
     @staticmethod
     def names() -> tuple[str, ...]:
-        """The hooks that run."""
+        """Return the names of the hooks."""
         return (*_ON_GRADIENTS, *around("training_step")[1])
 
     def __call__(self) -> dict[str, Any]:
-        """Run them, for each optimizer; return what they and the step leave for the next one, and errors of hooks."""
+        """Run the hooks for each optimizer; return what they and the step leave behind, and errors of hooks."""
         module: Any = self._module
         trainer: Any = module._trainer
         run = self._hooks.run
@@ -205,20 +206,20 @@ class GradientHooks:
         return {**self._options(), **options, **self._hooks.left(), **failures}
 
     def _present(self, groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The groups of an optimizer, of the parameters that the module has in the meantime."""
+        """Return the parameter groups of an optimizer, with the parameters that the module has now."""
         present = dict(self._module.named_parameters(remove_duplicate=False))
         names = {id(parameter): name for name, parameter in self._parameters}
         return [{**group, "params": [present[names[id(p)]] for p in group["params"]]} for group in groups]
 
 
 def _has(callback: Any, name: str) -> bool:
-    """Whether a callback, or a class that it comes from, has a hook that is neither Lightning's nor this package's."""
+    """Whether a callback or one of its classes defines a hook, outside of Lightning and this package."""
     own = vars(callback).get(name) or next((kind for kind in type(callback).__mro__ if name in vars(kind)), None)
     return own is not None and not f"{getattr(own, '__module__', None)}.".startswith(PACKAGES)
 
 
 def _is_raised_by_code(error: BaseException) -> bool:
-    """Whether a statement raises an error, and not a signal that arrived there."""
+    """Whether a ``raise`` statement raised an error, and not a signal that arrived there."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

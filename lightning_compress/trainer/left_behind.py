@@ -1,4 +1,4 @@
-"""What a step and its hooks leave for the next one besides weights: options of optimizers, numbers, tensors."""
+"""Values that a step and its hooks leave behind besides weights: optimizer options, numbers and tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LIBRARIES = ("torch.", "torchmetrics.")
 
 
 def options_of(optimizers: Iterable[Any]) -> dict[str, Any]:
-    """Return the floats and tensors among the options of the parameter groups of optimizers.
+    """Return the floats and tensors among the options of the optimizers' parameter groups.
 
     Args:
         optimizers: the optimizers.
@@ -40,13 +40,13 @@ def options_of(optimizers: Iterable[Any]) -> dict[str, Any]:
 
 
 def attributes_of(pl_module: LightningModule, callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Return the tensors and the floats in public attributes of a LightningModule, its parts, and callbacks.
+    """Return the tensors and floats in public attributes of a LightningModule, its submodules, and callbacks.
 
-    Whole numbers are left out: they count steps, or are sizes, which a compaction changes by itself.
+    Integers are omitted: they count steps, or are sizes, which a compaction changes anyway.
 
     Args:
         pl_module: the LightningModule.
-        callbacks: the user's.
+        callbacks: the user's callbacks.
 
     Example:
         >>> from pytorch_lightning import LightningModule

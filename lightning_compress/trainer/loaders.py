@@ -1,4 +1,4 @@
-"""Drawing from dataloaders without affecting training: order, workers and random states stay as they are.
+"""Drawing from dataloaders without affecting training: order, workers and random states are preserved.
 
 Samplers and iterable datasets are copied before use, and the random generators that a loader reaches are restored.
 """
@@ -26,14 +26,13 @@ _NOT_SEARCHED = (Tensor, np.ndarray, str, bytes, int, float, complex, type(None)
 
 
 def first_of(loader: Any) -> Any:
-    """Return the first batch of a loader, None where there is none.
+    """Return the first batch of a loader; None if it is empty.
 
     Args:
-        loader: workers that the Trainer goes on with, samplers and iterable datasets are left alone, unless they cannot
-            be copied.
+        loader: the loader; its persistent workers, samplers and iterable datasets are not used if they can be copied.
 
     Raises:
-        MisconfigurationException: if the loader would give one batch less afterwards.
+        MisconfigurationException: if the loader would yield one batch less afterwards.
 
     Example:
         >>> first_of([torch.zeros(2), torch.ones(2)])
@@ -45,7 +44,7 @@ def first_of(loader: Any) -> Any:
 
 
 def first_of_each(loaders: Any) -> Any:
-    """Return the first batch of each loader in collections of them.
+    """Return the first batch of each loader in a collection.
 
     Args:
         loaders: a loader, or mappings and lists of loaders.
@@ -64,7 +63,7 @@ def first_of_each(loaders: Any) -> Any:
 
 @contextmanager
 def same_order(loader: Any) -> Iterator[None]:
-    """Put the states of all generators that a loader reaches back, so that it goes on as it would have.
+    """Restore the states of all random generators that a loader reaches after the body.
 
     Args:
         loader: a loader, or a collection of them.
@@ -165,14 +164,14 @@ def _copied_parts(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def _with(loader: DataLoader[Any], parts: Mapping[str, Any]) -> DataLoader[Any]:
-    """Return a dataloader with other parts, and workers of its own."""
+    """Return a dataloader with other parts and its own workers."""
     other = copy.copy(loader)
     vars(other).update(parts, _iterator=None, persistent_workers=False)
     return other
 
 
 def _like(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """Return a dataloader that goes on from where another one is, and leaves that there; parts of it if not all can."""
+    """Return a dataloader that continues from another one's position without moving it, if its parts can be copied."""
     try:
         return _with(loader, _copied_parts(loader))
     except MisconfigurationException:

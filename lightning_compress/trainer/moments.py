@@ -1,8 +1,8 @@
-"""Other moments of a fit at which a step may run otherwise: the numbers of the batch, of the epoch and of the step.
+"""Other moments of a fit at which a step may behave differently: other indices of batch, epoch and step.
 
-A step that alternates between two losses, or adds one after some epochs, runs otherwise than on the first batch. Which
-numbers make a difference is read off its code: those that stand there, those in attributes and hyperparameters that it
-names, and the ones next to them. Code that is elsewhere (a schedule) compares counts that note it.
+A step that alternates between two losses, or adds one after some epochs, behaves differently than on the first batch.
+The numbers that may matter are taken from its code: literals, numbers in attributes and hyperparameters that it names,
+and their neighbours. Code elsewhere (a schedule) compares counts that note the numbers.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ Way = tuple[Arguments, Mapping[str, Any]]
 
 
 class OtherMoments(Mapping[str, Way]):
-    """The arguments of a step at other moments, by what is other; none where no code asks for the moment.
+    """The arguments of a step at other moments, by a label for the difference; empty if no code reads the moment.
 
-    Numbers that decide are read off the code of the LightningModule and of callbacks, and noted while the step runs: by
-    the time that moments are asked for, it has run once.
+    Relevant numbers are taken from the code of the LightningModule and of callbacks, and noted while the step runs: it
+    has run once before the moments are iterated over.
 
     Args:
-        pl_module: has the step.
+        pl_module: the LightningModule with the step.
         name: of the step.
-        arguments: of the step: a batch, and its number.
-        present: numbers of the present epoch and step, by "epoch" and "step".
-        callbacks: whose code may ask for the moment, too.
-        noted: numbers that counts were compared with, by "batch", "epoch" and "step".
+        arguments: arguments of the step: a batch, and its index.
+        present: current indices of the epoch and the step, by "epoch" and "step".
+        callbacks: callbacks whose code may read the moment, too.
+        noted: numbers with which counts were compared, by "batch", "epoch" and "step".
 
     Example:
         >>> from pytorch_lightning import LightningModule
@@ -71,7 +71,7 @@ class OtherMoments(Mapping[str, Way]):
         self._present = {"epoch": 0, "step": 0, **(present or {}), "batch": arguments[1]}
 
     def __iter__(self) -> Iterator[str]:
-        """Yield labels; between two of them, more numbers may be noted."""
+        """Yield labels; more numbers may be noted between two of them."""
         seen: set[str] = set()
         while len(seen) < _MOST:
             label = next((label for label in self._ways() if label not in seen), None)
@@ -100,7 +100,7 @@ class OtherMoments(Mapping[str, Way]):
         return dict(way for way in rounds if way is not None)
 
     def _near(self, count: str) -> list[int]:
-        """The numbers that may make a difference: the next one, those that decide and around them, and the last one."""
+        """Return the numbers to try: the next one, the relevant ones with their neighbours, and the last one."""
         present, noted = self._present[count], self._noted.get(count, ())
         around = (n + step for n in sorted({*self._numbers, *noted}) for step in (-1, 0, 1))
         return [
@@ -109,14 +109,14 @@ class OtherMoments(Mapping[str, Way]):
 
 
 def _last_of_fit(pl_module: Any) -> dict[str, int]:
-    """The last epoch and the last step of a fit that has an end: a later one may need more memory than there is."""
+    """Return the last epoch and the last step of a fit with an end; later ones may need too much memory."""
     trainer = pl_module._trainer
     ends = {"epoch": getattr(trainer, "max_epochs", None), "step": getattr(trainer, "max_steps", None)}
     return {count: end - 1 for count, end in ends.items() if end is not None and end > 0}
 
 
 def counters(moment: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes of a Trainer at a moment.
+    """Return the attributes of a Trainer at a moment.
 
     Example:
         >>> counters({"epoch": 3})
@@ -126,7 +126,7 @@ def counters(moment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _codes(owner: Any) -> Iterator[CodeType]:
-    """Yield the code of the methods that a LightningModule, or a callback, has beside Lightning's own."""
+    """Yield the code of the methods of a LightningModule or a callback, without Lightning's own."""
     own = {base for kind in LIGHTNING_MODULES for base in kind.__mro__}
     for kind in type(owner).__mro__:
         for value in () if kind in own else vars(kind).values():
@@ -134,7 +134,7 @@ def _codes(owner: Any) -> Iterator[CodeType]:
 
 
 def _asks_for_batch(pl_module: LightningModule, name: str) -> bool:
-    """Whether a step reads the number of its batch; one that is wrapped, and cannot be looked into, may."""
+    """Whether a step may read the index of its batch; a wrapped step whose code is hidden may."""
     code = getattr(getattr(pl_module, name), "__code__", None)
     if code is None or code.co_argcount < 3:
         return code is None
@@ -144,7 +144,7 @@ def _asks_for_batch(pl_module: LightningModule, name: str) -> bool:
 
 
 def _numbers(code: CodeType, owner: Any) -> Iterator[int]:
-    """Yield the whole numbers in code that decides by numbers: constants, and those in attributes that it names."""
+    """Yield the integers in code that compares numbers: constants, and those in attributes that it names."""
     instructions = list(dis.get_instructions(code))
     if not any(i.opname in _DECIDING or (i.opname == "BINARY_OP" and i.argrepr in ("%", "//")) for i in instructions):
         return

@@ -1,4 +1,4 @@
-"""What code of a hook may read, by the names in it: for hooks that cannot be run."""
+"""Tensors that a hook may read, judging by the names in its code; for hooks that cannot be run."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "STORE_ATTR")
 
 
 def named_tensors(hook: Any, owner: Any, pl_module: LightningModule) -> list[Tensor]:
-    """The parameters and buffers that a hook may read, as its code and that of the methods that it names say.
+    """Return the parameters and buffers that a hook may read, by the names in its code and in methods that it names.
 
     Args:
         hook: a function.
-        owner: whose hook it is: the LightningModule, or a callback.
+        owner: the owner of the hook: the LightningModule, or a callback.
         pl_module: the LightningModule.
 
     Example:
@@ -84,7 +84,7 @@ def _reached(hook: Any, owners: tuple[Any, ...]) -> Iterator[CodeType]:
 
 
 def _passes_on(code: CodeType, modules: set[str]) -> bool:
-    """Whether code does anything else with variables of these names than to take attributes of them."""
+    """Whether code does anything with variables of these names other than reading their attributes."""
     instructions = list(dis.get_instructions(code))
     following = zip(instructions, instructions[1:], strict=False)
     return any(_loads(one, modules) and two.opname not in _ATTRIBUTES for one, two in following)
@@ -96,7 +96,7 @@ def _loads(instruction: dis.Instruction, modules: set[str]) -> bool:
 
 
 def _below(module: nn.Module, names: set[str]) -> Iterator[Tensor]:
-    """Yield what is named in a module, and all of the innermost modules that are."""
+    """Yield the named tensors in a module, and all tensors of the innermost named modules."""
     for key, child in module.named_children():
         if key in names:
             inner = list(_below(child, names))

@@ -1,4 +1,4 @@
-"""The states of optimizers across a compaction: narrowed along with the parameters, or emptied at the end."""
+"""The states of optimizers across a compaction: narrowed along with the parameters, or emptied at the end of a fit."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["narrowed_along"]
 
 @contextmanager
 def narrowed_along(optimizers: Sequence[Optimizer], training: bool) -> Iterator[list[Optimizer]]:
-    """Yield the optimizers whose states the body is to narrow; empty the states of the others if it narrows parameters.
+    """Yield the optimizers whose states the body has to narrow; empty those of the others if it narrows parameters.
 
-    While training goes on, these are all optimizers: one that would train on otherwise has to be refused.
+    If training continues, these are all optimizers, so that one that would train differently is refused.
 
     Args:
-        optimizers: those of the Trainer.
-        training: whether training goes on.
+        optimizers: optimizers of the Trainer.
+        training: whether training continues.
 
     Example:
         >>> import torch

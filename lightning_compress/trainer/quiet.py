@@ -1,4 +1,4 @@
-"""A Trainer that does nothing: what runs under it is recorded, and changes neither optimizers nor logs."""
+"""A stub Trainer, under which steps are recorded without changing optimizers or logs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["PACKAGES", "Logged", "is_quiet", "own_hooks", "quiet", "stage_of"]
 
 
 PACKAGES = ("pytorch_lightning.", "lightning.", "lightning_compress.")
-"""Those whose callbacks and hooks do not run: they follow a model that becomes smaller."""
+"""Packages whose callbacks and hooks do not run, because they support a model that becomes smaller."""
 
 _READS_STATE = (
     "It reads the state of an optimizer, from which a compaction removes entries. Keep what you need in a buffer of "
@@ -34,14 +34,14 @@ _READS_STATE = (
 
 
 class _Metrics(dict[str, Any]):
-    """The Trainer's metrics, and what is logged meanwhile; one that another stage logs later has some value."""
+    """The Trainer's metrics and newly logged ones; a metric that is not logged yet has an arbitrary value."""
 
     def __init__(self, present: Mapping[str, Any]) -> None:
         super().__init__(present)
         self._some = torch.tensor(0.5)
 
     def add(self, name: str, value: Any) -> None:
-        """Keep a metric as the Trainer does: without what it was computed from."""
+        """Keep a metric as the Trainer does: without its autograd graph."""
         tensor = value if isinstance(value, Tensor) else self._some
         self[name] = tensor.detach()
 
@@ -51,12 +51,12 @@ class _Metrics(dict[str, Any]):
 
 @dataclass
 class Logged:
-    """What a step logs, and the optimizers that it works with.
+    """The values that a step logs, and the optimizers that it uses.
 
     Attributes:
-        values: tensors and numbers that it logs.
+        values: logged tensors and numbers.
         optimizers: stand-ins for the optimizers.
-        metrics: those of the Trainer, by name.
+        metrics: metrics of the Trainer, by name.
     """
 
     values: list[Any] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Logged:
 
 
 class _Delegate:
-    """Reads from another object, and keeps what is written to itself."""
+    """Reads attributes from another object, but keeps writes to itself."""
 
     def __init__(self, other: Any, **own: Any) -> None:
         vars(self).update(own, _other=other)
@@ -88,19 +88,19 @@ class _Delegate:
 
     @property
     def __class__(self) -> Any:
-        """The other object's, for code that asks which strategy or optimizer it has."""
+        """The other object's class, for code that checks the type of a strategy or an optimizer."""
         return type(vars(self)["_other"])
 
     @__class__.setter
     def __class__(self, kind: Any) -> None:
-        """Ignore it: the attribute of `object` can be set, so its override has to accept that."""
+        """Ignore it: `object.__class__` can be set, so an override has to accept that."""
 
 
 class _Still(_Delegate):
     """An optimizer or a scheduler that does nothing."""
 
     def step(self, closure: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate the closure between the user's hooks of an optimizer, and change nothing."""
+        """Call the closure between the user's hooks of an optimizer, and change nothing."""
         before, behind = own_hooks(self)
         for hook in before:
             hook(self, (closure, *args), kwargs)
@@ -111,11 +111,11 @@ class _Still(_Delegate):
 
     @property
     def state(self) -> Any:
-        """Refuse to show the state of parameters, which has other sizes behind a compaction."""
+        """Refuse to return the state, whose tensors have other sizes after a compaction."""
         raise MisconfigurationException(_READS_STATE)
 
     def state_dict(self) -> Any:
-        """Refuse it likewise for an optimizer; that of a scheduler has no parameters."""
+        """Refuse it for an optimizer, too; the state of a scheduler has no parameters."""
         if hasattr(vars(self)["_other"], "state"):
             raise MisconfigurationException(_READS_STATE)
         return vars(self)["_other"].state_dict()
@@ -124,7 +124,7 @@ class _Still(_Delegate):
         """Change nothing."""
 
     def add_param_group(self, group: dict[str, Any]) -> None:
-        """Keep the group to itself."""
+        """Add the group to this stub only."""
         self.param_groups.append(group)
 
     def toggle_model(self, *args: Any, **kwargs: Any) -> Any:
@@ -133,10 +133,10 @@ class _Still(_Delegate):
 
 
 def own_hooks(optimizer: Any) -> tuple[list[Any], list[Any]]:
-    """The user's hooks before and behind the steps of an optimizer; those of Lightning and of this package do not run.
+    """Return the user's hooks before and after steps of an optimizer, without those of Lightning and of this package.
 
     Args:
-        optimizer: an optimizer, or what stands in for one.
+        optimizer: an optimizer, or a stub for one.
 
     Example:
         >>> optimizer = torch.optim.SGD([torch.ones(2, requires_grad=True)], 0.1)
@@ -167,7 +167,7 @@ def _one_or_all(parts: list[Any]) -> Any:
 
 
 def stage_of(kind: str) -> dict[str, bool]:
-    """What a Trainer says of the stage in which a step runs.
+    """Return the attributes of a Trainer that depend on its stage, during a step.
 
     Args:
         kind: name of the step.
@@ -184,8 +184,8 @@ def stage_of(kind: str) -> dict[str, bool]:
 def _computed_metrics(trainer: Any) -> Mapping[str, Any]:
     """Return the metrics that a Trainer has computed.
 
-    Its ``callback_metrics`` computes those of the epoch and keeps them: in a recording these are no numbers, and with
-    several processes all would have to take part.
+    Its ``callback_metrics`` would compute those of the epoch and keep them, but in a recording they are no numbers, and
+    with several processes all would have to take part.
     """
     connector = getattr(trainer, "_logger_connector", None)
     return getattr(connector, "_callback_metrics", {})
@@ -193,7 +193,7 @@ def _computed_metrics(trainer: Any) -> Mapping[str, Any]:
 
 @contextmanager
 def quiet(pl_module: LightningModule, trainer: Any, moment: Mapping[str, Any]) -> Iterator[Logged]:
-    """Attach a LightningModule, and those inside, to a Trainer that does nothing; record what they log."""
+    """Attach a LightningModule, and those inside, to a stub Trainer, and record what they log."""
     metrics = _Metrics(_computed_metrics(trainer))
     record = Logged(optimizers=[_still(optimizer) for optimizer in trainer.optimizers], metrics=metrics)
     configs = [copy.copy(config) for config in trainer.lr_scheduler_configs]
@@ -237,7 +237,7 @@ def quiet(pl_module: LightningModule, trainer: Any, moment: Mapping[str, Any]) -
 
 
 def is_quiet(pl_module: LightningModule) -> bool:
-    """Whether a LightningModule is attached to a Trainer that does nothing, so that its steps are being recorded.
+    """Whether a LightningModule is attached to a stub Trainer, so that its steps are being recorded.
 
     Example:
         >>> from pytorch_lightning import LightningModule
@@ -249,7 +249,7 @@ def is_quiet(pl_module: LightningModule) -> bool:
 
 @contextmanager
 def _attached(attributes: dict[str, Any], answers: Mapping[str, Any]) -> Iterator[None]:
-    """Put names into a module; what else is written there meanwhile stays."""
+    """Set attributes of a module inside the context; other changes of attributes are kept."""
     before = {name: attributes[name] for name in answers if name in attributes}
     attributes.update(answers)
     try:

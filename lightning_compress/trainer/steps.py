@@ -1,4 +1,4 @@
-"""The steps of a LightningModule as entries of the analysis: run on a real batch, with a Trainer that does nothing."""
+"""The steps of a LightningModule as entries of the analysis, run on a real batch with a stub Trainer."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _MOST_SAMPLES = 8
 _OF_EVERY_MODULE = frozenset(name for kind in LIGHTNING_MODULES for name in vars(kind()))
 
 Drawn = tuple[Any, ...]
-"""The arguments of a step: a batch, its number, and that of its loader where there are several."""
+"""The arguments of a step: a batch, its index, and that of its loader if there are several."""
 
 _DRAWN: weakref.WeakKeyDictionary[nn.Module, dict[str, list[Drawn]]] = weakref.WeakKeyDictionary()
 
@@ -73,16 +73,16 @@ def forget_steps(pl_module: LightningModule) -> None:
 def step_entries(
     trainer: Trainer, pl_module: LightningModule, kinds: Sequence[str], ended: bool = False
 ) -> dict[str, engine.Entry]:
-    """The steps that the Trainer runs, each on the first batch of its loader.
+    """Return the steps that the Trainer runs, each on the first batch of its loader.
 
     Args:
-        trainer: fits the LightningModule.
+        trainer: the Trainer.
         pl_module: the LightningModule.
-        kinds: names of the steps; those that it does not override, or that have no loader, are left out.
+        kinds: names of the steps; those that are not overridden, or have no loader, are omitted.
         ended: whether no further step follows in this fit, so that what a step leaves behind does not matter.
 
     Returns:
-        Entries for `engine.trace`, by the name of the step, and of the loader where there are several.
+        Entries for `engine.trace`, by the name of the step, with the index of the loader if there are several.
     """
     drawn = _DRAWN.setdefault(pl_module, {})
     entries: dict[str, engine.Entry] = {}
@@ -111,7 +111,7 @@ def step_entries(
 
 
 def _draw(trainer: Trainer, pl_module: LightningModule, kind: str) -> list[Drawn]:
-    """The first batch of each loader, as the step gets it; random states and loaders stay as they are."""
+    """Return the first batch of each loader, as the step receives it; random states and loaders are preserved."""
     with isolate_rng():
         loaders = _loaders(trainer, pl_module, kind)
     arguments: list[Drawn] = []
@@ -128,7 +128,7 @@ def _draw(trainer: Trainer, pl_module: LightningModule, kind: str) -> list[Drawn
 
 
 def _moves_by_itself(trainer: Any, pl_module: LightningModule) -> bool:
-    """Whether what moves a batch to the device reads parameters, so that it is part of the step."""
+    """Whether the hooks that move a batch to the device read parameters, so that they are part of the step."""
     owners = [owner for owner in (pl_module, trainer.datamodule) if owner is not None]
     hooks = [(getattr(type(owner), name), owner) for owner in owners for name in _MOVING if _is_own(owner, name)]
     return any(named_tensors(hook, owner, pl_module) for hook, owner in hooks)
@@ -155,7 +155,7 @@ def _loaders(trainer: Trainer, pl_module: LightningModule, kind: str) -> list[An
 
 
 def _later_loader(owner: Any, name: str) -> Any:
-    """The loader of a stage that follows the fit; None where it needs a `setup` of its own, as data modules have it."""
+    """Return the loader of a stage after the fit; None if it needs its own `setup`, as in data modules."""
     try:
         return getattr(owner, name)()
     except Exception as error:  # of the user's code, which the Trainer runs after `setup` alone
@@ -167,7 +167,7 @@ def _later_loader(owner: Any, name: str) -> Any:
 
 
 def _parts_of(loaders: Any) -> list[Any]:
-    """The loaders that an evaluation goes through one after the other."""
+    """Return the loaders over which an evaluation iterates one after the other."""
     if loaders is None:
         return []
     if isinstance(loaders, COMBINED_LOADERS):
@@ -196,15 +196,15 @@ def _few(batch: Any) -> Any:
 
 
 class Step:
-    """A step with the hooks around its batch, as if it were an epoch; its calls of the Trainer do nothing.
+    """A step with the hooks around its batch, as if the batch were an epoch; its calls of the Trainer do nothing.
 
     Args:
         pl_module: the LightningModule; it is attached to a Trainer.
         kind: name of the step.
 
     Attributes:
-        hooks: those around it.
-        noted: what code compared the numbers of the batch, the epoch and the step with.
+        hooks: the hooks around it.
+        noted: numbers with which code compared the indices of batch, epoch and step.
     """
 
     def __init__(self, pl_module: LightningModule, kind: str) -> None:
@@ -222,12 +222,12 @@ class Step:
         self.__name__ = kind
 
     def __call__(self, batch: Any, batch_idx: int, dataloader_idx: int | None = None, **moment: Any) -> Any:
-        """Run it, and return all that it returns, logs and differentiates.
+        """Run the step; return everything that it returns, logs and differentiates.
 
         Args:
-            batch, batch_idx: of the step.
-            dataloader_idx: where there are several loaders.
-            moment: what the Trainer's counters are then.
+            batch, batch_idx: arguments of the step.
+            dataloader_idx: argument of the step if there are several loaders.
+            moment: the Trainer's counters in this call.
         """
         module, kind = self._module, self._kind
         trainer: Any = module._trainer
@@ -254,7 +254,7 @@ class Step:
         return [out, [*record.values, *read]]
 
     def _optimize(self, out: Any, arguments: Sequence[Any], optimizers: Sequence[Any]) -> list[Tensor]:
-        """Do what stands between a training step and the end of its batch; where there are gradients, before them."""
+        """Run what comes between a training step and the end of its batch; with gradients, what comes before these."""
         module, loss = self._module, out.get("loss") if isinstance(out, Mapping) else out
         read = [*self.hooks.run("on_before_zero_grad", *optimizers)]
         for optimizer in optimizers if overrides(module, "optimizer_zero_grad") else ():
@@ -271,22 +271,22 @@ class Step:
         return read
 
     def moment(self) -> Mapping[str, Any]:
-        """What the Trainer's counters were in the last call, where they were others than now."""
+        """Return the Trainer's counters in the last call."""
         return self._counters
 
     def options(self) -> Mapping[str, Any]:
-        """The options of the optimizers at the end of the last call."""
+        """Return the options of the optimizers at the end of the last call."""
         return self._options
 
     def left(self) -> dict[str, Any]:
-        """What the last call left besides what it returned: options of optimizers, and what is in attributes."""
+        """Return the values that the last call left behind: options of optimizers, and attributes."""
         return {**self._options, **self.hooks.left()}
 
     def end(self) -> list[Tensor]:
-        """Run the hooks at the end of the batch and the epoch; where gradients are asked for, once they are there.
+        """Run the hooks at the end of the batch and the epoch; with gradients, once these are computed.
 
         Returns:
-            What counts as read.
+            The tensors that count as read.
         """
         runs = [self.hooks.run(name, *(self._last if "_batch_" in name else ())) for name in self._behind]
         if self._kind == TRAINING and overrides(self._module, "lr_scheduler_step"):
@@ -294,7 +294,7 @@ class Step:
         return [tensor for read in runs for tensor in read]
 
     def _schedulers(self) -> Iterator[tuple[Any, Any]]:
-        """The schedulers that stand in for those of the Trainer, each with the metric that it gets."""
+        """Yield the stubs for the Trainer's schedulers, each with the metric that it receives."""
         trainer: Any = self._module._trainer
         have: Any = self._module.lr_schedulers()
         some = have if isinstance(have, list) else [] if have is None else [have]
@@ -302,16 +302,16 @@ class Step:
             yield scheduler, 0.5 if config.reduce_on_plateau else None
 
     def _fitting(self, arguments: Sequence[Any]) -> Sequence[Any]:
-        """The arguments that the step takes: without the number of the batch where it names none."""
+        """Return the arguments that the step accepts: without the batch index if it has no such parameter."""
         takes = takes_argument(getattr(self._module, self._kind), "batch_idx", min_args=2)
         return arguments if takes else (arguments[0], *arguments[2:])
 
 
 def warn_of_hooks(entries: Mapping[str, engine.Entry]) -> None:
-    """Warn of hooks around steps that could not be run to their end, once they are recorded.
+    """Warn of hooks around recorded steps that raised an error.
 
     Args:
-        entries: those of the steps.
+        entries: entries of the steps.
 
     Example:
         >>> warn_of_hooks({})
@@ -325,7 +325,7 @@ def warn_of_hooks(entries: Mapping[str, engine.Entry]) -> None:
 
 
 def cannot_follow(error: Exception) -> MisconfigurationException:
-    """The error of a step that cannot be recorded, with what to do about it.
+    """Return the error for a step that cannot be recorded, with advice.
 
     Example:
         >>> "validation_step" in str(cannot_follow(ValueError("The entry 'validation_step' does not run.")))

@@ -1,4 +1,4 @@
-"""Files stay as they are: what is written, moved or deleted while a step is tried goes nowhere."""
+"""Suppression of writes to files while a step is tried."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _CHANGES: dict[Any, str] = {
     shutil: "copy copy2 copyfile copytree move rmtree",
     torch: "save",
 }
-"""What changes files, folders or links; `pathlib` calls these of `os`."""
+"""Functions that change files, folders or links; `pathlib` calls those of `os`."""
 
 _WRITERS = {"torch.utils.tensorboard.writer": "FileWriter", "tensorboardX.writer": "FileWriter"}
-"""What hands events of a `SummaryWriter` to a thread that writes them, by the Python module."""
+"""Classes that pass the events of a `SummaryWriter` to a writing thread, by Python module."""
 
 
 @contextmanager
 def unwritten() -> Iterator[None]:
-    """Let the body's thread write and delete files, save with torch, log and print, to no effect.
+    """Make writing and deleting files, saving with torch, logging and printing in the body's thread have no effect.
 
-    What other threads do meanwhile is carried out, as is what goes to a file that was opened before.
+    Other threads are not affected, nor are writes to a file that was opened before.
 
     Example:
         >>> import tempfile
@@ -72,7 +72,7 @@ def unwritten() -> Iterator[None]:
 
 
 def _idle(function: Callable[..., Any], is_tried: Callable[[], bool]) -> Callable[..., Any]:
-    """Return a function that does nothing where a step is tried."""
+    """Return a function that does nothing while a step is tried."""
 
     def idle(*args: Any, **kwargs: Any) -> Any:
         return None if is_tried() else function(*args, **kwargs)
@@ -82,7 +82,7 @@ def _idle(function: Callable[..., Any], is_tried: Callable[[], bool]) -> Callabl
 
 @contextmanager
 def _replaced(owner: Any, name: str, other: Any) -> Iterator[None]:
-    """Let a name of a Python module or a class stand for something else."""
+    """Replace an attribute of a Python module or a class inside the context."""
     before = getattr(owner, name)
     setattr(owner, name, other)
     try:
