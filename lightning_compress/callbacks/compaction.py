@@ -303,6 +303,7 @@ class ModelCompaction(CompressionCallback):
             rank_zero_warn(f"The model was not compacted and is unchanged: {error}")
             return False
         if changed and self.plan is not None:
+            self.failure = None
             after = _parameters(self.target(pl_module)[1])
             other_notes = () if self.certificate is None else self.certificate.notes
             rank_zero_info(f"ModelCompaction: {brief(self.plan, before, after, other_notes)}\n{self.certificate}")

@@ -350,6 +350,16 @@ def test_adafactor_is_refused(tmp_path: Path, foreach: bool) -> None:
     assert module.net.wide.weight.shape[0] == 16
 
 
+@pytest.mark.filterwarnings("ignore:The state of Adafactor cannot be narrowed")
+def test_a_later_success_clears_the_failure(tmp_path: Path) -> None:
+    """What cannot be compacted during the fit can be at its end, when no optimizer goes on."""
+    compaction = ModelCompaction(when=1, save=False, confidence=1)
+    pruning = ChannelPruning(amount=0.5, schedule="one_shot", start=1)
+    with pytest.warns(UserWarning, match="was not compacted and is unchanged: Adafactor"):
+        fit(seeded(Factored, foreach=False), tmp_path, compaction, pruning, max_epochs=3)
+    assert compaction.plan is not None and compaction.failure is None
+
+
 class Factored(Trained):
     """Adafactor, whose second moments are factored."""
 
