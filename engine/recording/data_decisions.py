@@ -84,11 +84,11 @@ class DataDecisions:
         Args:
             turned: the answers.
         """
-        self._turned = turned
+        before, self._turned = self._turned, turned
         try:
             yield
         finally:
-            self._turned = {}
+            self._turned = before
 
     @property
     def answers(self) -> Answers:

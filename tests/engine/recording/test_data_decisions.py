@@ -67,6 +67,16 @@ def test_modules_of_a_place_are_turned_together() -> None:
     assert not list(turns(taken, ["net.py:3"]))
 
 
+def test_answers_are_those_of_the_innermost_context() -> None:
+    """And those around it hold again afterwards."""
+    decisions, outer, inner = DataDecisions(lambda: "head"), {("a", 0, "head"): 1}, {("b", 0, "head"): 2}
+    with decisions.turned(outer):
+        with decisions.turned(inner):
+            assert decisions.answers == inner
+        assert decisions.answers == outer
+    assert not decisions.answers
+
+
 def test_whole_numbers_go_on_in_their_direction() -> None:
     """One expert after the other."""
     taken, key = [DataDecision("net.py:3", 0, "head", 2)], ("net.py:3", 0, "head")
