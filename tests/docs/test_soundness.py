@@ -7,7 +7,8 @@ from pathlib import Path
 
 from tests.engine.traps.trap import catalogue
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "soundness.md"
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "soundness.md"
 
 
 def test_every_trap_exists() -> None:
@@ -18,3 +19,19 @@ def test_every_trap_exists() -> None:
     ]
     assert len(named) > 100
     assert not set(named) - {trap.name for trap in catalogue("TRAPS")}
+
+
+def test_every_mechanism_exists() -> None:
+    """A member such as ``Constants.finite`` is named in the file of its class."""
+    files = [
+        path.read_text() for package in ("engine", "lightning_compress") for path in (ROOT / package).rglob("*.py")
+    ]
+    members = set(re.findall(r"`([A-Z]\w+)\.(\w+)`", PAGE.read_text()))
+    own = {
+        (name, member)
+        for name, member in members
+        for text in files
+        if re.search(rf"^class {name}\b", text, re.MULTILINE) and re.search(rf"\b{member}\b", text)
+    }
+    assert len(members) > 10
+    assert not members - own
