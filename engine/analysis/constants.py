@@ -274,6 +274,8 @@ class Constants:
         if value.name is None:
             return self[value] == 0
         data = self._stored[value.name].detach()
+        if not self.graph.unsettled.get(value.index, True):  # code that did not run may fill zeros in
+            return torch.zeros([1] * value.ndim, dtype=torch.bool)
         if value.name in self._parameters and self._masks is not None:
             mask = self._masks.get(value.name)
             return torch.zeros([1] * value.ndim, dtype=torch.bool) if mask is None else (mask == 0).cpu()

@@ -177,7 +177,9 @@ class _UntakenBranches:
             self._use_replaced(branch)
         if branch in self._open[branch.code, branch.owner]:
             if not self._is_decided_by_size_alone(branch):
-                self._use_results(branch)
+                if values := list(results_used_otherwise(branch, self._runs.modules, self._dataflow)):
+                    self._note(self.notes.read, branch)
+                    self._touch(values, Effect.USES, branch)
                 if branch.branch.skipped:
                     self._leave_out(branch)
             for name in branch.replaced(selecting=self._selects_alone(branch)):
@@ -194,19 +196,16 @@ class _UntakenBranches:
             self._use_values_of_consumer(branch)
         for name, values in values_read.items():
             effect = Effect.USES if name in used else effects.get(name, Effect.KEEPS)
-            if effect is Effect.CHANGES and branch.mentioned_modules():
+            changes = effect in (Effect.KEEPS_ZERO, Effect.CHANGES)
+            if changes and any(value.stored for value in values):
+                effect = Effect.USES  # what a weight is combined with has its full shape
+            elif effect is Effect.CHANGES and branch.mentioned_modules():
                 effect = Effect.KEEPS_ZERO  # the outputs of modules that ran elsewhere are masked as well
-            if name in used or effect in (Effect.KEEPS_ZERO, Effect.CHANGES):
+            if changes or name in used:
                 self._note(self.notes.read, branch)
                 self._touch(values, effect, branch)
             elif effect is Effect.USES:
                 self.notes.not_analyzed[branch.place] = None
-
-    def _use_results(self, branch: UntakenBranch) -> None:
-        """Count as used the results of modules that a branch calls and uses differently than code that ran."""
-        if values := list(results_used_otherwise(branch, self._runs.modules, self._dataflow)):
-            self._note(self.notes.read, branch)
-            self._touch(values, Effect.USES, branch)
 
     def _leave_out(self, branch: UntakenBranch) -> None:
         """Let variables keep the values from before code that always ran, or ran in some rounds."""

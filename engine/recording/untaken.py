@@ -164,7 +164,7 @@ class UntakenBranch:
         foreign = [
             name
             for name, held in self._seen.items()
-            if name in variables and not {kind for kind, _ in held} & {*_RECORDED, "module"}
+            if name in variables and not {kind for kind, _ in held} & {*_RECORDED, "module", "stored"}
         ]
         return _effects(self.branch, self._dataflow.functions, frozenset(foreign), self._returned_otherwise())
 

@@ -36,6 +36,7 @@ def anonymous_function(code: CodeType) -> ast.FunctionDef | None:
     """Return the syntax of a lambda function or a comprehension as that of a function; None without source.
 
     A comprehension becomes a loop over its argument, which Python calls ``.0``, that returns the result for an item.
+    The syntax of the argument has the expression that it stands for as ``outside``.
 
     Args:
         code: of the lambda function or the comprehension.
@@ -88,7 +89,10 @@ def _function(node: Any, name: str) -> ast.FunctionDef:
         for place, generator in reversed(list(enumerate(node.generators))):
             for test in reversed(generator.ifs):
                 body = _placed(ast.If(test, [body], []), test)
-            items = generator.iter if place else _placed(ast.Name(".0", ast.Load()), generator.iter)
+            items: Any = generator.iter
+            if not place:
+                items = _placed(ast.Name(".0", ast.Load()), generator.iter)
+                items.outside = generator.iter
             body = _placed(ast.For(generator.target, items, [body], []), node)
         arguments = ast.arguments([], [ast.arg(".0")], None, [], [], None, [])
     return _placed(ast.FunctionDef(name, arguments, [body], []), node)  # type: ignore[no-any-return]

@@ -16,8 +16,10 @@ __all__ = [
     "arguments_of",
     "assignments_that_read",
     "bindings",
+    "counted_rounds",
     "determining_values",
     "expressions_behind",
+    "is_passed_from_outside",
     "path_of",
     "places_set",
     "targets_of",
@@ -222,7 +224,7 @@ def determining_values(name: str, binding: Binding) -> Sequence[ast.expr]:
         >>> {name: [ast.unparse(value) for value in values] for name, values in texts.items()}
         {'i': [], 'x': ['enumerate(xs)'], 'k': ['a', '2'], 'm': [], 'y': ['x'], 'n': ['k']}
     """
-    target, iterated = getattr(binding.node, "target", None), getattr(binding.node, "iter", None)
+    target, iterated = _loop(binding)
     match target, iterated:
         case (ast.Tuple(elts=[ast.Name(id=counter), *_]), ast.Call(func=ast.Name(id="enumerate"), args=[_, *start])):
             return start if counter == name else [binding.value]
@@ -231,6 +233,42 @@ def determining_values(name: str, binding: Binding) -> Sequence[ast.expr]:
         case (ast.Name(), ast.Call(func=ast.Name(id="range"), args=[start, _, *step])):
             return [start, *step]
     return [binding.value]
+
+
+def counted_rounds(name: str, binding: Binding) -> ast.expr | None:
+    """Return what decides how far a variable counts the rounds of a loop; None if the binding makes it no counter.
+
+    Args:
+        name: the variable.
+        binding: one of its bindings.
+
+    Example:
+        >>> loops = "for i, x in enumerate(xs): y = x", "for k in range(a, b, 2): n = k"
+        >>> tree = ast.parse("\\n".join(loops))
+        >>> rounds = {n: counted_rounds(n, b) for n, own in bindings(tree).items() for b in own}
+        >>> {name: ast.unparse(expr) for name, expr in rounds.items() if expr is not None}
+        {'i': 'xs', 'k': 'range(a, b, 2)'}
+    """
+    target, iterated = _loop(binding)
+    match target, iterated:
+        case (ast.Tuple(elts=[ast.Name(id=counter), *_]), ast.Call(func=ast.Name(id="enumerate"), args=[items, *_])):
+            rounds = items if counter == name else None
+        case (ast.Name(), ast.Call(func=ast.Name(id="range"))):
+            rounds = iterated
+        case _:
+            rounds = None
+    return rounds
+
+
+def _loop(binding: Binding) -> tuple[ast.expr | None, ast.expr | None]:
+    """Return the target of a loop, and what it iterates over, which a comprehension is passed from outside."""
+    iterated = getattr(binding.node, "iter", None)
+    return getattr(binding.node, "target", None), getattr(iterated, "outside", iterated)
+
+
+def is_passed_from_outside(binding: Binding) -> bool:
+    """Whether a binding is the target of a comprehension's first loop, whose items an outer function computes."""
+    return hasattr(getattr(binding.node, "iter", None), "outside")
 
 
 def _is_name(node: ast.AST | None) -> bool:

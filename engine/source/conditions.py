@@ -15,10 +15,24 @@ from typing import Any
 import torch
 
 from engine.source.anonymous import is_anonymous
-from engine.source.bindings import Binding, assignments_that_read, bindings, determining_values
+from engine.source.bindings import (
+    Binding,
+    assignments_that_read,
+    bindings,
+    counted_rounds,
+    determining_values,
+    is_passed_from_outside,
+)
 from engine.source.control_flow import controls
 from engine.source.filled_lists import is_only_filled, may_change_elsewhere
 from engine.source.function_text import syntax_of
+from engine.source.plain_functions import (
+    bound_arguments,
+    expressions_in,
+    only_branches,
+    only_compared_with_none,
+    only_result,
+)
 from engine.source.reaching import definitions_before, is_never_none
 from engine.source.sized_places import is_at
 from engine.source.static_attributes import static_attribute
@@ -43,6 +57,7 @@ _METHODS_OF_PLAIN_VALUES = frozenset("copy endswith isdigit lower startswith str
 _TENSOR_ATTRIBUTES = frozenset("dtype device requires_grad is_cuda grad_fn is_nested is_sparse".split())
 _SIZES = {"ndim", "shape"}
 _TORCH = frozenset({"torch", "torch.functional", "torch.nn.functional"})
+_KEEP_LENGTH = {"enumerate", "list", "reversed", "sorted", "tuple", "zip"}
 _CONTAINERS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
 _MISSING, _ALL_LINES = object(), range(sys.maxsize)
 
@@ -158,11 +173,36 @@ class Conditions:
                 values += [condition for binding in own for condition in self._conditions_of(binding.node)]
             if any(isinstance(value, _CONTAINERS) for value in values) and self._may_change(name):
                 return False
+            if any(self._may_count_further(name, binding, visited) for binding in own):
+                return False
             return not is_open and all(value is not None and self._fixed(value, visited) for value in values)
         value = self.space.get(name, vars(builtins).get(name, _MISSING))
         if value is _MISSING:  # a variable of an enclosing function
             return name not in self.open
         return isinstance(value, _FIXED_KINDS)
+
+    def _has_fixed_length(self, items: ast.expr, visited: _Visited) -> bool:
+        """Whether a loop over some items has the same number of rounds in every call."""
+        if self._is_list_of_fixed_length(items) or isinstance(items, ast.List | ast.Tuple):
+            return not any(isinstance(item, ast.Starred) for item in getattr(items, "elts", ()))
+        if isinstance(items, ast.ListComp | ast.GeneratorExp):
+            return all(not g.ifs and self._has_fixed_length(g.iter, visited) for g in items.generators)
+        if isinstance(items, ast.Call) and isinstance(items.func, ast.Name) and items.func.id in _KEEP_LENGTH:
+            return all(self._has_fixed_length(own, visited) for own in items.args)
+        return self._fixed(items, visited)
+
+    def _may_count_further(self, name: str, binding: Binding, visited: _Visited) -> bool:
+        """Whether a variable counts the rounds of a loop that may run more often in other calls."""
+        items = counted_rounds(name, binding)
+        if items is None or (is_passed_from_outside(binding) and self._reads_variables(items)):
+            return items is not None
+        return not self._has_fixed_length(items, visited)
+
+    def _reads_variables(self, items: ast.expr) -> bool:
+        """Whether an expression outside of a comprehension reads variables for more than their attributes."""
+        functions = {id(n.func) for n in nodes_of(items, ast.Call) if isinstance(n.func, ast.Name)}
+        owners = {id(n.value) for n in nodes_of(items, ast.Attribute)}
+        return any(id(n) not in functions | owners for n in nodes_of(items, ast.Name))
 
     def _conditions_of(self, node: ast.AST) -> Sequence[ast.expr | None]:
         """Return the conditions under which a statement runs; None stands for an error."""
@@ -278,11 +318,11 @@ class Conditions:
         """Whether the result of a function that only returns an expression is fixed (``return x is not None``)."""
         held = self._global_value(node.func)
         tree = syntax_of(held.__code__) if isinstance(held, types.FunctionType) and not held.__closure__ else None
-        names = None if tree is None else _bound_arguments(tree, node)
-        result = None if tree is None else _only_result(tree)
+        names = None if tree is None else bound_arguments(tree, node)
+        result = None if tree is None else only_result(tree)
         if tree is None or names is None or result is None or held.__code__ is self._in_progress:
             return False
-        identities = _only_compared_with_none(result)
+        identities = only_compared_with_none(result)
         open_names = {name for name, value in names.items() if not self._passed(value, visited, name in identities)}
         code = held.__code__
         inner = Conditions(
@@ -326,64 +366,13 @@ def has_fixed_result(function: types.FunctionType, never_changed: Callable[[str]
     tree = syntax_of(function.__code__)
     if tree is None or function.__closure__ or not isinstance(tree, ast.FunctionDef) or not tree.args.args:
         return False
-    if not all(map(_only_branches, tree.body)):
+    if not all(map(only_branches, tree.body)):
         return False
     code = function.__code__
     conditions = Conditions(
         tree, function.__globals__, (), never_changed, lambda syntax: True, code.co_varnames[0], _in_progress=code
     )
-    return all(map(conditions.is_fixed, _expressions(tree.body)))
-
-
-def _only_branches(statement: ast.stmt) -> bool:
-    """Whether a statement only branches, assigns to variables, or returns."""
-    if isinstance(statement, ast.If):
-        return all(map(_only_branches, (*statement.body, *statement.orelse)))
-    if isinstance(statement, (ast.Assign, ast.AnnAssign)):
-        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        return all(isinstance(target, ast.Name) for target in targets)
-    return isinstance(statement, (ast.Return, ast.Pass)) or _is_docstring(statement)
-
-
-def _expressions(body: Sequence[ast.stmt]) -> Iterator[ast.expr]:
-    """Yield the conditions, assigned values and results in statements that only branch."""
-    for statement in body:
-        if isinstance(statement, ast.If):
-            yield statement.test
-            yield from _expressions((*statement.body, *statement.orelse))
-        elif isinstance(statement, (ast.Assign, ast.AnnAssign, ast.Return)) and statement.value is not None:
-            yield statement.value
-
-
-def _is_docstring(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-
-
-def _only_result(tree: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.expr | None:
-    """Return the expression that a function returns if it does nothing else, else None."""
-    body = [statement for statement in tree.body if not _is_docstring(statement)]
-    return body[0].value if len(body) == 1 and isinstance(body[0], ast.Return) else None
-
-
-def _bound_arguments(tree: ast.FunctionDef | ast.AsyncFunctionDef, call: ast.Call) -> dict[str, ast.expr] | None:
-    """Return the arguments that a call passes, by name; None if it unpacks a sequence or a mapping."""
-    names = [arg.arg for arg in (*tree.args.posonlyargs, *tree.args.args)]
-    plain = not any(isinstance(a, ast.Starred) for a in call.args) and all(k.arg is not None for k in call.keywords)
-    if not plain or len(call.args) > len(names) or tree.args.vararg or tree.args.kwarg:
-        return None
-    bound = dict(zip(names, call.args, strict=False))
-    return bound | {k.arg: k.value for k in call.keywords if k.arg is not None}
-
-
-def _only_compared_with_none(result: ast.expr) -> set[str]:
-    """Return the variables that an expression compares with None, and does nothing else with."""
-    compared = {
-        n.left
-        for n in ast.walk(result)
-        if isinstance(n, ast.Compare) and compares_with_none(n) and isinstance(n.left, ast.Name)
-    }
-    names = [n for n in ast.walk(result) if isinstance(n, ast.Name)]
-    return {n.id for n in names if n in compared} - {n.id for n in names if n not in compared}
+    return all(map(conditions.is_fixed, expressions_in(tree.body)))
 
 
 def _asks_for_meta_device(node: ast.Compare) -> bool:
