@@ -63,7 +63,7 @@ class Recorder(Versions, TorchDispatchMode):
         own, entry, step = source_files(model), code_of(type(model).forward), self._length.step
         kept = self._kept, self._contents, self._running
         self.coverage = CoverageTracer(own, *kept, entry, lambda t: self._fakes.get(id(t), t), step, self.origins)
-        self._provenance = Provenance(self._peek, self, self.coverage, self.data_decisions)
+        self._provenance = Provenance(self._peek, self, self.coverage, self.data_decisions, self._reassigned)
 
     # ------------------------------------------------------------------ a run
 

@@ -14,6 +14,7 @@ from engine.recording.coefficients import Coefficients
 from engine.recording.mutable_state import MutableState
 from engine.recording.other_sizes import OtherSizes
 from engine.source.integers import integers
+from engine.source.reassigned import Reassigned
 
 __all__ = ["Tape", "repeats"]
 
@@ -50,6 +51,7 @@ class Tape:
         self._weights: set[tuple[str, str]] = set()
         self._stored: dict[str, Value] = {}
         self.notes: list[str] = []
+        self._reassigned = Reassigned(model)
         self.others = OtherSizes(self._integers, self.leads_further)
 
     def leads_further(self) -> bool:

@@ -11,7 +11,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Iterable, Iterator
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -153,21 +153,23 @@ def written_anywhere(model: nn.Module, *others: type) -> frozenset[str]:
     return names.own | names.others | names.filled
 
 
-def assigned_anywhere(model: nn.Module, *others: type) -> frozenset[str]:
+def assigned_anywhere(model: nn.Module, *others: type | ModuleType) -> frozenset[str]:
     """Return the names of the attributes, of any object, that some code assigns.
 
     Args:
         model: as for `written_anywhere`.
-        others: further classes whose code counts.
+        others: further classes and Python modules whose code counts.
     """
     names = _anywhere(model, others)
     return names.own | names.others
 
 
-def _anywhere(model: nn.Module, others: Iterable[type]) -> _Names:
-    classes = {base for kind in (*_module_classes(model), *others) for base in kind.__mro__ if not is_of_torch(base)}
+def _anywhere(model: nn.Module, others: Iterable[type | ModuleType]) -> _Names:
+    spaces_beside = {other.__name__ for other in others if isinstance(other, ModuleType)}
+    kinds = [*_module_classes(model), *(other for other in others if isinstance(other, type))]
+    classes = {base for kind in kinds for base in kind.__mro__ if not is_of_torch(base)}
     setup = _setup_of(classes)
-    spaces = [_names_in_python_module(name, setup) for name in {cls.__module__ for cls in classes}]
+    spaces = [_names_in_python_module(name, setup) for name in spaces_beside | {cls.__module__ for cls in classes}]
     return _union([*spaces, *(_names_in_class(cls, setup) for cls in classes)])
 
 

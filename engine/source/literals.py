@@ -1,4 +1,4 @@
-"""The numbers in a call that the source fixes: literals, globals, and attributes that only ``__init__`` sets.
+"""The numbers in a call that the source fixes: literals, and globals and attributes that no code sets later.
 
 Any other number that code passes to an op may differ in the next call: it may depend on numbers read from a tensor, on
 an option, or on the state of the process.
@@ -22,10 +22,11 @@ from engine.source.bindings import Function, arguments_of, places_set, unconditi
 from engine.source.expressions_at import ANY_ATTRIBUTE, expression_at, file_syntax, is_literal, operands_of, parts_of
 from engine.source.filled_lists import fillers
 from engine.source.passed_arguments import function_of, has_fixed_default, home, passed_argument
+from engine.source.reassigned import Reassigned
 from engine.source.sizes import is_tagged, untracked
 from engine.source.syntax import nodes_of
 
-__all__ = ["unfixed_numbers"]
+__all__ = ["reassigned_numbers", "unfixed_numbers"]
 
 _OPERATORS: dict[type, Callable[..., Any]] = {
     ast.Add: operator.add,
@@ -65,16 +66,20 @@ class _Scope(NamedTuple):
 
     Attributes:
         frame: of the function.
+        reassigned: attributes and globals that code of the model assigns later.
         sizes: whether sizes of tensors count as fixed.
         asked: variables that are being examined: ``n = n + 1`` is fixed if the earlier value of ``n`` is.
     """
 
     frame: FrameType
+    reassigned: Reassigned
     sizes: bool = False
     asked: frozenset[tuple[int, str]] = frozenset()
 
 
-def unfixed_numbers(numbers: Sequence[Any], frame: FrameType, function: Any = None) -> list[Any]:
+def unfixed_numbers(
+    numbers: Sequence[Any], frame: FrameType, reassigned: Reassigned, function: Any = None
+) -> list[Any]:
     """Return the numbers in a call that the source does not fix; those computed from sizes alone as floats.
 
     An example of the latter is ``int(math.sqrt(tokens))``. As amounts, such numbers are covered by recordings at other
@@ -83,6 +88,7 @@ def unfixed_numbers(numbers: Sequence[Any], frame: FrameType, function: Any = No
     Args:
         numbers: all numbers that the called function or operator receives.
         frame: the frame that makes the call.
+        reassigned: attributes and globals that code of the model assigns later.
         function: the called function, whose defaults replace the arguments that the call omits.
     """
     unfixed = _without(numbers, _literals(frame.f_code, frame.f_lasti))
@@ -98,13 +104,26 @@ def unfixed_numbers(numbers: Sequence[Any], frame: FrameType, function: Any = No
     for expr, own in (part for operand in operands for part in _elements(operand, frame)):
         for kind, sizes in ((fixed, False), (sized, True)):
             try:
-                kind.update(_counted(_flat(_value(expr, _Scope(own, sizes)))))
+                kind.update(_counted(_flat(_value(expr, _Scope(own, reassigned, sizes)))))
             except (_NotFixed, *_OUTDATED):
                 continue
             break
     unfixed = _without(unfixed, fixed)
     others = _without(unfixed, sized)
     return [*others, *map(float, _without(unfixed, _counted(others)))]
+
+
+def reassigned_numbers(numbers: Sequence[Any], frame: FrameType, reassigned: Reassigned) -> list[Any]:
+    """Return the numbers in a call of one of torch's layers that it reads from attributes that other code assigns.
+
+    Args:
+        numbers, reassigned: as for `unfixed_numbers`.
+        frame: the frame of the layer that makes the call.
+    """
+    layer = frame.f_locals.get("self")
+    read = [e.attr for e in _variables(frame.f_code, frame.f_lasti) if isinstance(e, ast.Attribute)]
+    own = [vars(layer)[name] for name in read if name in vars(layer) and reassigned.attribute(layer, name)]
+    return [number for number in numbers if _with_kind(number) in _counted(_flat(own))]
 
 
 def _counted(numbers: Iterable[Any]) -> Counter[Any]:
@@ -320,9 +339,10 @@ def _owner(expr: ast.expr, scope: _Scope) -> Any:
 
 
 def _attribute(owner: Any, name: str, scope: _Scope) -> Any:
-    """Return an attribute that only constructors in the file set, without running any code."""
+    """Return an attribute that only constructors set, without running any code."""
     later = file_syntax(scope.frame.f_code).attributes_set_later
-    if not later.isdisjoint((name, ANY_ATTRIBUTE)) and not isinstance(owner, ModuleType):
+    is_set_here = not later.isdisjoint((name, ANY_ATTRIBUTE)) and not isinstance(owner, ModuleType)
+    if is_set_here or scope.reassigned.attribute(owner, name):
         raise _NotFixed
     own = getattr(owner, "__dict__", {})
     for table in (own, own.get("_modules", {})):
@@ -337,6 +357,8 @@ def _attribute(owner: Any, name: str, scope: _Scope) -> Any:
 def _global(name: str, scope: _Scope) -> Any:
     for space in (scope.frame.f_globals, scope.frame.f_builtins):
         if name in space:
+            if any(True for _ in _flat(space[name])) and scope.reassigned.variable(space["__name__"], name):
+                raise _NotFixed
             return space[name]
     raise _NotFixed  # a variable of an enclosing function
 
@@ -372,7 +394,7 @@ def _argument(name: str, scope: _Scope) -> Any:
     if passed is None:
         raise _NotFixed
     if passed.expression is not None:
-        _value(passed.expression, _Scope(passed.frame, scope.sizes))
+        _value(passed.expression, _Scope(passed.frame, scope.reassigned, scope.sizes))
     elif not has_fixed_default(name, scope.frame):
         raise _NotFixed
     return untracked(scope.frame.f_locals[name])

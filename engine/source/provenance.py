@@ -24,13 +24,13 @@ from engine.source.coefficients import settable_values
 from engine.source.coverage import CoverageTracer
 from engine.source.covering import covering_slices
 from engine.source.inlining import inlined
-from engine.source.literals import unfixed_numbers
+from engine.source.literals import reassigned_numbers, unfixed_numbers
+from engine.source.reassigned import Reassigned
 from engine.source.replaced_functions import check_followed, replaced_functions
 from engine.source.sites import ENGINE, Site, is_handler, user_site
 from engine.source.sizes import (
     LOOKUPS,
     RECORDINGS,
-    Scalar,
     Shape,
     Size,
     booleans_in,
@@ -38,18 +38,11 @@ from engine.source.sizes import (
     is_tagged,
     note_exact_values,
     numbers_in,
+    take_reflected,
     untracked,
 )
 
 __all__ = ["QUERY_PREFIXES", "METADATA_FUNCTIONS", "Provenance"]
-
-
-def _take_reflected(numbers: Iterable[int | float]) -> bool:
-    """Return whether a number is the left operand of a reflected operator, and reset the mark."""
-    reflected = [n for n in numbers if isinstance(n, (Size, Scalar)) and n.reflected]
-    for number in reflected:
-        number.reflected = False
-    return bool(reflected)
 
 
 class Program(Protocol):
@@ -151,6 +144,7 @@ class Provenance(TorchFunctionMode):
         program: is notified of reads and writes that are not ops.
         coverage: traces the user's code; paused inside of torch.
         decisions: answers code that asks a tensor for numbers.
+        reassigned: attributes and globals that code of the model assigns later.
 
     Attributes:
         numbers: numbers that the running function was called with and that no op has matched yet.
@@ -171,9 +165,10 @@ class Provenance(TorchFunctionMode):
         program: Program,
         coverage: CoverageTracer,
         decisions: Decisions,
+        reassigned: Reassigned,
     ) -> None:
         super().__init__()
-        self._decisions = decisions
+        self._decisions, self._reassigned = decisions, reassigned
         self._coverage = coverage
         self._value_of, self._program = value_of, program
         self.numbers: list[int | float] = []
@@ -216,7 +211,7 @@ class Provenance(TorchFunctionMode):
                     note_exact_values(numbers_in((args, kwargs)))
                 self._note_unmatched(self.numbers)
                 self.numbers = numbers_in((args, kwargs))
-                self.site = user_site(name, _take_reflected(self.numbers))
+                self.site = user_site(name, take_reflected(self.numbers))
                 self.uncertain = self._uncertain(func, (args, kwargs)) + settable_values(self.numbers)
                 self.certainty.note("" if self.site is None else self.site.spot, not self.uncertain)
                 if self.uncertain and name in ("__getitem__", "__setitem__") and self._program.holds(args[0]):
@@ -263,11 +258,13 @@ class Provenance(TorchFunctionMode):
         """Return the numbers among the arguments that neither the source nor a size determines."""
         plain = [number for number in self.numbers if not is_tagged(number)] + booleans_in(arguments)
         caller = _caller() if plain else None
-        if caller is None or caller.f_code.co_filename.startswith(_LAYERS):  # attributes of torch's own layers
+        if caller is None:
             return []
-        unfixed, frame = unfixed_numbers(plain, caller, function), sys._getframe(2)
+        if caller.f_code.co_filename.startswith(_LAYERS):
+            return reassigned_numbers(plain, caller, self._reassigned)
+        unfixed, frame = unfixed_numbers(plain, caller, self._reassigned, function), sys._getframe(2)
         while unfixed and frame is not caller and frame.f_back is not None:  # torch's own code passes numbers, too
-            unfixed, frame = unfixed_numbers(unfixed, frame), frame.f_back
+            unfixed, frame = unfixed_numbers(unfixed, frame, self._reassigned), frame.f_back
         return unfixed
 
     def _note_reads(self, name: str, func: Any, arguments: Any, result: Any) -> None:

@@ -30,6 +30,7 @@ __all__ = [
     "is_tagged",
     "numbers_in",
     "note_exact_values",
+    "take_reflected",
     "untracked",
 ]
 
@@ -291,3 +292,11 @@ def booleans_in(tree: Any) -> list[bool]:
         elif kind not in _WITHOUT_BOOLEANS:
             booleans += booleans_in(item)
     return booleans
+
+
+def take_reflected(numbers: Iterable[int | float]) -> bool:
+    """Return whether a number is the left operand of a reflected operator, and reset the mark."""
+    reflected = [n for n in numbers if isinstance(n, (Size, Scalar)) and n.reflected]
+    for number in reflected:
+        number.reflected = False
+    return bool(reflected)

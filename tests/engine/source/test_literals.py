@@ -10,14 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from engine.source.literals import unfixed_numbers
+from engine.source.reassigned import Reassigned
 from engine.source.sizes import numbers_in
 
 LIMIT = 4.0
+REASSIGNED = Reassigned(nn.Identity())
 
 
 def call(*numbers: Any, **named: Any) -> list[Any]:
     """Return which numbers of this call its source does not fix."""
-    return unfixed_numbers(numbers_in([*numbers, *named.values()]), sys._getframe(1))
+    return unfixed_numbers(numbers_in([*numbers, *named.values()]), sys._getframe(1), REASSIGNED)
 
 
 class Layer:
@@ -154,7 +156,7 @@ def passed(dim: int) -> list[list[Any]]:
     """Leave arguments out, and pass one that has the value of its default."""
 
     def own(*numbers: Any, **named: Any) -> list[Any]:
-        return unfixed_numbers([1, 0.5], sys._getframe(1), defaults)
+        return unfixed_numbers([1, 0.5], sys._getframe(1), REASSIGNED, defaults)
 
     return [own(3.0), own(3.0, dim), own(3.0, dim=dim), own(*[3.0])]
 
@@ -188,11 +190,11 @@ class Layers(nn.Module):
 
     def call(self, number: float) -> Any:
         """Return itself first, then what is not fixed."""
-        return self if number == 1.0 else unfixed_numbers([number], sys._getframe(1))
+        return self if number == 1.0 else unfixed_numbers([number], sys._getframe(1), REASSIGNED)
 
     def __radd__(self, other: int) -> Any:
         """Return what is not fixed of the number that it is added to."""
-        return unfixed_numbers([other], sys._getframe(1))
+        return unfixed_numbers([other], sys._getframe(1), REASSIGNED)
 
 
 def test_code_without_a_source() -> None:
