@@ -34,6 +34,7 @@ from engine.recording.omitted_options import use_values_beside_omitted_options
 from engine.recording.optional_layers import values_around_optional_layers
 from engine.recording.picked_items import use_values_picked_by_numbers
 from engine.recording.recorded_runs import RecordedRuns
+from engine.recording.removable_hooks import use_values_around_removable_hooks
 from engine.recording.settable_numbers import doubt_numbers_set_later, reads_attribute
 from engine.recording.skipped_code import are_aligned, before_and_after
 from engine.recording.surroundings import use_values_around_code
@@ -58,9 +59,8 @@ def assumptions_about_unreached_code(
         declared: returns whether the user declares that an attribute keeps its value, by its name in the model.
         functions: effects of torch's functions on the entries of tensors.
     """
-    assumptions = Assumptions()
+    assumptions, idle = Assumptions(), IdleModules(runs.parameters, runs.stored)
     dataflow = Dataflow(runs.nodes, runs.values, functions)
-    idle = IdleModules(runs.parameters, runs.stored)
     mutability = Mutability(runs.modules[""], runs.modules.values())
     branches = _UntakenBranches(runs, dataflow, idle, mutability, arguments, declared, assumptions)
     branches.assume()
@@ -78,8 +78,8 @@ def assumptions_about_unreached_code(
     doubt_numbers_set_later(runs, assumptions)
     use_values_picked_by_numbers(runs, arguments.options_of, mutability, dataflow, assumptions)
     assume_nothing_of_unread_functions(runs, idle, mutability, dataflow, assumptions)
-    if idle.owners:
-        assumptions.notes.append(f"Modules that did not run and keep all channels: {listed(idle.owners)}.")
+    use_values_around_removable_hooks(runs.modules, dataflow, assumptions)
+    assumptions.notes += [f"Modules that did not run and keep all channels: {listed(idle.owners)}."] * bool(idle.owners)
     if methods := unrecorded_methods(runs.modules.values()):
         assumptions.notes.append(
             f"Methods that read layers and were not recorded: {listed(methods)}. If code outside of the model calls "
