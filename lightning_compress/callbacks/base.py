@@ -186,6 +186,29 @@ class CompressionCallback(Callback):
         return [self, *(c for c in others if c.model == self.model and c.example_input is self.example_input)]
 
 
+@contextmanager
+def masking_hooks(
+    trainer: Trainer, pl_module: LightningModule, path: str, masks: Masks, graph: engine.Graph
+) -> Iterator[None]:
+    """Call the masking hooks of all callbacks before and after the body, which masks channels.
+
+    Args:
+        trainer: the Trainer.
+        pl_module: the LightningModule.
+        path: path of the model inside the LightningModule.
+        masks: repaired masks of this pruning and of earlier ones, relative to the model.
+        graph: graph of the current model.
+    """
+    callbacks = [c for c in trainer.callbacks if isinstance(c, CompressionCallback)]  # type: ignore[attr-defined]
+    for callback in callbacks:
+        callback.before_masking(trainer, pl_module, path, masks, graph)
+    for callback in callbacks:
+        callback.during_masking(trainer, pl_module, path, masks, graph)
+    yield
+    for callback in callbacks:
+        callback.after_masking(trainer, pl_module, path)
+
+
 def timed_runs(trainer: Trainer) -> int:
     """Number of timed forward passes of the masked and the compacted network that the Trainer's callbacks need."""
     callbacks = trainer.callbacks  # type: ignore[attr-defined]

@@ -336,8 +336,6 @@ class ModelCompaction(CompressionCallback):
         self._time(trainer, masked, model, example)
         self.plan = plan if self.plan is None else self.plan.then(plan)
         self.certificate = certificate
-        for callback in () if training else masking_callbacks(trainer):
-            callback.forget()
         for monitor in monitors:
             monitor.record(trainer, pl_module, compacted=not active_masks(callbacks, pl_module, path))
         return True

@@ -130,8 +130,8 @@ def _stored(model: nn.Module, module: str, name: str) -> tuple[nn.Parameter, Ten
     # torch.nn.utils.prune stores the parameter as `weight_orig` and its mask as the buffer `weight_mask`.
     owner, plain = model.get_submodule(module), name.removesuffix("_orig")
     pruned = dict(owner.named_buffers(recurse=False)).get(f"{plain}_mask")
-    parameter = owner.get_parameter(name if pruned is None else f"{plain}_orig")
-    return parameter, pruned
+    wanted = name if pruned is None else f"{plain}_orig"
+    return owner.get_parameter(wanted if hasattr(owner, wanted) else plain), pruned  # plain once masks are permanent
 
 
 def zeroings(model: nn.Module, masks: Mapping[str, Mapping[str, Tensor]]) -> list[Zeroing]:
@@ -214,6 +214,7 @@ class MaskingCallback(CompressionCallback):
     ) -> None:
         super().__init__(model, example_input, constants)
         self._masks: Masks = {}
+        self._ended = False  # the model was compacted for good, so the state is only for checkpoints
         self._owner: weakref.ref[nn.Module] | None = None
         # Both refer to parameters, which are different objects in the next fit, in another process and in a copy.
         self._zeroings: list[Zeroing] = []
@@ -222,7 +223,7 @@ class MaskingCallback(CompressionCallback):
     @property
     def masks(self) -> Masks:
         """Active masks, bool and relative to the model; empty before the first pruning and after a compaction."""
-        return self._masks
+        return {} if self._ended else self._masks
 
     def first_epoch(self, trainer: Trainer) -> int | None:
         """Return the first epoch in which this callback may add masks; None if it never does.
@@ -233,8 +234,18 @@ class MaskingCallback(CompressionCallback):
         return 0
 
     def forget(self) -> None:
-        """Drop all masks, which no longer fit the model after a compaction."""
-        self._masks, self._zeroings = {}, []
+        """Drop all masks, and start anew."""
+        self._masks, self._zeroings, self._ended = {}, [], False
+
+    def end(self, pl_module: LightningModule, cuts: Mapping[nn.Parameter, engine.Slice]) -> None:
+        """Narrow the state for checkpoints after the compaction at the end of a fit; the next fit starts anew.
+
+        Args:
+            pl_module: the LightningModule.
+            cuts: slice of each parameter that was narrowed.
+        """
+        self._narrow(pl_module, cuts)
+        self._zeroings, self._ended = [], True
 
     def impose(self, pl_module: LightningModule, masks: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Apply masks: masked entries become zero and stay zero, in averaged copies too.
@@ -294,8 +305,8 @@ class MaskingCallback(CompressionCallback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage == "fit":
-            # Masks belong to one model. A resumed state is loaded after this hook.
-            if self._owner is not None and self._owner() is not pl_module:
+            # Masks belong to one model and to fits until its final compaction. A resumed state is loaded after this.
+            if self._ended or (self._owner is not None and self._owner() is not pl_module):
                 self.forget()
             self._owner = weakref.ref(pl_module)
 
@@ -337,6 +348,11 @@ class MaskingCallback(CompressionCallback):
     def after_compaction(
         self, trainer: Trainer, pl_module: LightningModule, cuts: Mapping[nn.Parameter, engine.Slice]
     ) -> None:
+        self._narrow(pl_module, cuts)
+        self._zeroings = zeroings(self.target(pl_module)[1], self._masks)
+
+    def _narrow(self, pl_module: LightningModule, cuts: Mapping[nn.Parameter, engine.Slice]) -> None:
+        """Fit the masks to the compacted model."""
         model = self.target(pl_module)[1]
         narrowed = [
             (module, name, _cut(mask, cuts.get(_stored(model, module, name)[0])))
@@ -346,7 +362,6 @@ class MaskingCallback(CompressionCallback):
         for module, name, mask in narrowed:
             if not mask.all():
                 self._masks.setdefault(module, {})[name] = mask
-        self._zeroings = zeroings(model, self._masks)
 
     def __getstate__(self) -> dict[str, Any]:
         # Strategies that spawn processes pickle the callbacks, but weak references cannot be pickled.
@@ -358,7 +373,7 @@ class MaskingCallback(CompressionCallback):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._masks = state_dict["masks"]
+        self._masks, self._ended = state_dict["masks"], False
 
 
 def _callbacks(pl_module: LightningModule) -> list[Any]:

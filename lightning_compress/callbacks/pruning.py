@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 import engine
-from lightning_compress.callbacks.base import CompressionCallback
+from lightning_compress.callbacks.base import masking_hooks
 from lightning_compress.callbacks.masking import MaskingCallback, MaskWatch, active_masks, flags, masks_anything
 from lightning_compress.callbacks.repair import MaskConflictRepair
 from lightning_compress.callbacks.timing import Timing, length
@@ -288,11 +288,15 @@ class ChannelPruning(MaskingCallback):
         self, trainer: Trainer, pl_module: LightningModule, cuts: Mapping[nn.Parameter, engine.Slice]
     ) -> None:
         super().after_compaction(trainer, pl_module, cuts)
+        self._update_groups(self._subject(trainer, pl_module))
+
+    @override
+    def _narrow(self, pl_module: LightningModule, cuts: Mapping[nn.Parameter, engine.Slice]) -> None:
+        super()._narrow(pl_module, cuts)
         kept = survivors(self._groups, self.target(pl_module)[1], cuts)
         self._gatherer.cut(kept)
         for name, present in self._kept_units().items():
             self._present[name] = present.masked_scatter(present, kept[name])
-        self._update_groups(self._subject(trainer, pl_module))
 
     def _advance(self, trainer: Trainer, pl_module: LightningModule) -> None:
         fast_dev_run = trainer.fast_dev_run  # type: ignore[attr-defined]
@@ -342,19 +346,9 @@ class ChannelPruning(MaskingCallback):
                 with callback.planning(trainer, pl_module):
                     masks = callback.repaired(masks, subject.model, subject.example, subject.graph)
         boolean = {module: {name: flags(mask) for name, mask in own.items()} for module, own in masks.items()}
-        self._impose_on_all(trainer, pl_module, trainer.strategy.broadcast(to_device(boolean, "cpu")), subject.graph)
-
-    def _impose_on_all(self, trainer: Trainer, pl_module: LightningModule, masks: Masks, graph: engine.Graph) -> None:
-        """Apply masks, and call the masking hooks of all callbacks."""
-        path = self.target(pl_module)[0]
-        others = [c for c in trainer.callbacks if isinstance(c, CompressionCallback)]  # type: ignore[attr-defined]
-        for callback in others:
-            callback.before_masking(trainer, pl_module, path, masks, graph)
-        for callback in others:
-            callback.during_masking(trainer, pl_module, path, masks, graph)
-        self.impose(pl_module, masks)
-        for callback in others:
-            callback.after_masking(trainer, pl_module, path)
+        masks = trainer.strategy.broadcast(to_device(boolean, "cpu"))
+        with masking_hooks(trainer, pl_module, self.target(pl_module)[0], masks, subject.graph):
+            self.impose(pl_module, masks)
 
     def _losses(
         self, trainer: Trainer, pl_module: LightningModule, subject: targets.Subject, samples: int

@@ -15,6 +15,7 @@ import engine
 from engine.errors import PlanError, VerificationError
 from engine.program import stored_tensors
 from lightning_compress.callbacks.base import CompressionCallback
+from lightning_compress.callbacks.masking import masking_callbacks
 from lightning_compress.trainer.averages import Average, averages
 from lightning_compress.trainer.strategy import Job, Result, parallel
 
@@ -42,13 +43,16 @@ def shrink(trainer: Trainer, pl_module: LightningModule, job: Job, alone: bool) 
     if plan.is_empty:
         return plan, certificate
     _shrink_averages(copies, model, plan)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    cuts = {parameters[name]: cut for name, cut in plan.slices.items() if name in parameters}
     if job.training:
-        parameters = dict(model.named_parameters(remove_duplicate=False))
-        cuts = {parameters[name]: cut for name, cut in plan.slices.items() if name in parameters}
         for callback in callbacks:
             if isinstance(callback, CompressionCallback):
                 callback.after_compaction(trainer, pl_module, cuts)
         strategy.follow()
+    else:
+        for callback in masking_callbacks(trainer):
+            callback.end(pl_module, cuts)
     _forget_compiled_code()
     return plan, certificate
 

@@ -28,6 +28,7 @@ from lightning_compress import (
     ChannelPruning,
     ComplexityMonitor,
     CompressionReport,
+    FinalMetric,
     MaskConflictRepair,
     ModelCompaction,
     load_compacted,
@@ -428,6 +429,36 @@ def test_states_are_saved_where_asked(tmp_path: Path) -> None:
     resumed = trainer(tmp_path, ChannelPruning(amount=0.5), ModelCompaction(save=False), max_epochs=4)
     resumed.fit(seeded(Wrapped), ckpt_path=whole.checkpoint_path)
     assert resumed.global_step == 12
+
+
+def test_a_finished_schedule_stays_finished_when_resumed(tmp_path: Path) -> None:
+    """The files hold masks that fit the small model and the end of the schedule: nothing is pruned a second time."""
+    compaction, pruning = ModelCompaction(save_weights_only=False), ChannelPruning(amount=0.5)
+    later = fit(seeded(Wrapped), tmp_path, pruning, MaskConflictRepair(), compaction)
+    assert pruning.finished and pruning.masks == {}
+    later.save_checkpoint(tmp_path / "later.ckpt")
+    for path in (compaction.checkpoint_path, tmp_path / "later.ckpt"):
+        module, again = seeded(Wrapped), ChannelPruning(amount=0.5)
+        callbacks = [again, MaskConflictRepair(), FinalMetric("val_loss"), ModelCompaction(save=False)]
+        resumed = trainer(tmp_path, *callbacks, max_epochs=5, limit_val_batches=1)
+        resumed.fit(module, ckpt_path=str(path))
+        assert widths(module) == (4, 8) and again.finished
+        assert resumed.callback_metrics["val_loss_final"] == 1.0
+
+
+def test_an_unfinished_schedule_continues_when_resumed(tmp_path: Path) -> None:
+    """Channels that were removed count as pruned; a fit of the same callbacks without a checkpoint starts anew."""
+    options: dict[str, Any] = {"amount": 0.5, "schedule": "linear", "end": 4}
+    compaction, pruning = ModelCompaction(save_weights_only=False), ChannelPruning(**options)
+    with pytest.warns(UserWarning, match="fit ended before epoch 4"):
+        fit(seeded(Wrapped), tmp_path, pruning, compaction)
+    module = seeded(Wrapped)
+    resumed = trainer(tmp_path, ChannelPruning(**options), ModelCompaction(save=False), max_epochs=6)
+    resumed.fit(module, ckpt_path=compaction.checkpoint_path)
+    assert widths(module) == (4, 8)
+    other = seeded(Wrapped)
+    fit(other, tmp_path, pruning, ModelCompaction(save=False), max_epochs=6)
+    assert widths(other) == (4, 8)
 
 
 @pytest.mark.skipif(not hasattr(callbacks, "EMAWeightAveraging"), reason="Lightning 2.6")
