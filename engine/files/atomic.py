@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import re
@@ -44,6 +45,7 @@ def replacing(path: str | os.PathLike[str], new: bool = False) -> Iterator[Path]
 
     Raises:
         FileExistsError: with ``new``, if the file exists when the new one is complete.
+        NotADirectoryError: if the folder, or one above it, is a file or a link to nothing.
 
     Example:
         >>> import tempfile
@@ -51,7 +53,7 @@ def replacing(path: str | os.PathLike[str], new: bool = False) -> Iterator[Path]
         ...     _ = temporary.write_text("all of it")
     """
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(target.parent)
     with contextlib.suppress(FileNotFoundError):
         target.lstat()  # a name that is too long is an error before anything is written
     _remove_leftovers(target.parent)
@@ -64,6 +66,13 @@ def replacing(path: str | os.PathLike[str], new: bool = False) -> Iterator[Path]
     finally:
         temporary.unlink(missing_ok=True)
         os.close(descriptor)  # and with it the lock
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:  # callers take it for the name of the file itself, and try the next one
+        raise NotADirectoryError(errno.ENOTDIR, f"{error.filename} is a file or a link to nothing") from error
 
 
 def _rename(temporary: Path, target: Path, new: bool) -> None:
@@ -201,7 +210,7 @@ def check_writable(path: str | os.PathLike[str], size: int = 0) -> None:
     """
     target = Path(path)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(target.parent)
         with contextlib.suppress(FileNotFoundError):
             target.lstat()
         temporary, descriptor = _opened(target)

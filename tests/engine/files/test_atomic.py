@@ -162,6 +162,22 @@ def test_where_nothing_can_be_written(tmp_path: Path, name: str) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["file.txt"]
 
 
+@pytest.mark.parametrize("kind", ["file", "link to nothing"])
+@pytest.mark.parametrize("below", ["", "deeper"])
+def test_a_file_in_place_of_the_folder(tmp_path: Path, kind: str, below: str) -> None:
+    """It is an error of another kind than that of a name that is taken."""
+    folder = tmp_path / "folder"
+    if kind == "file":
+        folder.touch()
+    else:
+        folder.symlink_to(tmp_path / "missing")
+    target = folder / below / "a.ckpt"
+    with pytest.raises(NotADirectoryError), replacing(target, new=True):
+        pass
+    with pytest.raises(CheckpointError, match=r"a\.ckpt could not be written: "):
+        check_writable(target)
+
+
 def test_more_than_the_disk_has(tmp_path: Path) -> None:
     """The size is compared with the room."""
     check_writable(tmp_path / "a.ckpt", 1)

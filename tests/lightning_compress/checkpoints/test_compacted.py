@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from pytorch_lightning import LightningModule
+from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import nn
 
 from engine.compaction.digest import digest
@@ -310,6 +310,22 @@ def test_writing_replaces_and_makes_folders(tmp_path: Path, compacted: Compacted
         torch.equal(a, b)
         for a, b in zip(read_checkpoint(path)["state_dict"].values(), content["state_dict"].values(), strict=True)
     )
+
+
+@pytest.mark.parametrize("kind", ["file", "link to nothing"])
+def test_a_folder_that_became_a_file_is_a_failure(tmp_path: Path, kind: str) -> None:
+    """No other name is tried: the error names the folder and comes to an end."""
+    folder = tmp_path / "folder"
+
+    class Break(Callback):
+        def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            folder.rmdir()
+            folder.touch() if kind == "file" else folder.symlink_to(tmp_path / "missing")
+
+    compaction = ModelCompaction(folder, on_failure="raise")
+    with pytest.raises(CheckpointError, match="folder is a file or a link to nothing"):
+        fit(seeded(Wrapped), tmp_path, ChannelPruning(amount=0.5), compaction, Break())
+    assert compaction.checkpoint_path is None and compaction.plan is not None
 
 
 def test_nan_weights_are_written(tmp_path: Path, compacted: Compacted) -> None:
