@@ -8,6 +8,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from engine.bounds import check_number
 from engine.compaction.build import Analysis, analyse, canonical_tensors, exact_in_train
 from engine.compaction.compact import OptimizerLike
 from engine.compaction.follow import compactable
@@ -147,8 +148,7 @@ class ModelSpeedup:
     ) -> None:
         if plain_norms not in (False, True, "exact"):
             raise InputError(f"`plain_norms` is False, True or 'exact', got {plain_norms!r}.")
-        if not isinstance(confidence, int) or confidence < 0:
-            raise InputError(f"`confidence` is a number of samples, 0 or more; got {confidence!r}.")
+        check_number("confidence", confidence, 0, whole=True, what="a number of samples")
         check_model(model)
         if confidence and any(p.is_meta for p in model.parameters()):
             raise InputError("The model is on the meta device and cannot be run; pass `confidence=0`.")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from engine.analysis.constants import Constants
 from engine.analysis.use import Use
+from engine.bounds import check_number
 from engine.compaction.build import canonical_tensors
 from engine.compensation.batches import drawn_rows, inputs_of
 from engine.compensation.fit import Correction, correction, squared_error
@@ -98,8 +99,8 @@ def compensate(
     """
     if processes is None:
         check_model(model)
-    if samples < 2 or ridge < 0:
-        raise InputError(f"`samples` must be >= 2 and `ridge` >= 0; got {samples!r} and {ridge!r}.")
+    check_number("samples", samples, 2, whole=True)
+    check_number("ridge", ridge, 0)
     graph = _program(model, dummy_input, graph)
     canonical = canonical_masks(load_masks(masks), model)
     if graph.decided:

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from engine.analysis.constants import Constants
 from engine.analysis.use import Use
+from engine.bounds import check_number
 from engine.compaction.build import canonical_tensors
 from engine.compensation.batches import drawn_rows, inputs_of
 from engine.compensation.interpreter import Run, check_program, first_path
 from engine.compensation.readers import Sum, obstacle, slope_of, sum_of
 from engine.compensation.weights import Weights
-from engine.errors import InputError
 from engine.groups import Group, units_at
 from engine.ops.columns import columns, columns_at
 from engine.program.graph import Graph
@@ -81,8 +81,8 @@ def reconstruction_losses(
     Source: Hassibi and Stork, Second Order Derivatives for Network Pruning, NeurIPS 1992.
     """
     check_model(model)
-    if samples < 2 or ridge < 0:
-        raise InputError(f"`samples` must be >= 2 and `ridge` >= 0; got {samples!r} and {ridge!r}.")
+    check_number("samples", samples, 2, whole=True)
+    check_number("ridge", ridge, 0)
     graph = trace(model, dummy_input) if graph is None else graph
     graph.check_fresh(model)
     inputs = inputs_of(batches, graph, samples)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engine.bounds import check_number
 from engine.errors import InputError
 from engine.groups import Group, groups_of
 from engine.ops import RULES
@@ -49,6 +50,7 @@ class LatencyTable:
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, rounds: int = 9) -> None:
+        check_number("rounds", rounds, 1, whole=True)
         self.path, self.rounds = None if path is None else Path(path), rounds
         self._seconds: dict[str, float] = {}
         if self.path is not None and self.path.exists():
@@ -146,8 +148,10 @@ def paying_widths(
         >>> list(found), found["0"][-1], set(found["0"]) <= {2, 4, 6, 8}
         (['0'], 8, True)
     """
-    if steps < 1 or not 0 <= gain < 1:
-        raise InputError(f"`steps` is a number from 1 on and `gain` one in [0, 1); got {steps!r} and {gain!r}.")
+    check_number("steps", steps, 1, whole=True)
+    check_number("gain", gain, 0)
+    if gain >= 1:
+        raise InputError(f"`gain` must be a fraction in [0, 1), got {gain!r}.")
     if any(p.is_meta for p in model.parameters()):
         raise InputError("The model is on the meta device, where nothing can be timed.")
     structure = structure_for(model, example_inputs, graph, rules)

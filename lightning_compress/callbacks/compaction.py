@@ -11,6 +11,7 @@ from torch import nn
 from typing_extensions import override
 
 import engine
+from engine.bounds import check_number
 from engine.compaction import KEY, is_compacted
 from engine.errors import CheckpointError, EngineError
 from engine.files import content_of
@@ -128,8 +129,9 @@ class ModelCompaction(CompressionCallback):
         self.when = parse_when(when)
         if on_failure not in ("warn", "raise"):
             raise MisconfigurationException(f"`on_failure` must be 'warn' or 'raise', got {on_failure!r}.")
-        if isinstance(confidence, bool) or not isinstance(confidence, int) or confidence < 0:
-            raise MisconfigurationException(f"`confidence` must be a number of samples >= 0, got {confidence!r}.")
+        check_number(
+            "confidence", confidence, 0, whole=True, what="a number of samples", error=MisconfigurationException
+        )
         if dirpath is not None and "://" in str(dirpath):
             raise MisconfigurationException(f"`dirpath` must be a local folder, got {str(dirpath)!r}.")
         self.dirpath, self.filename, self.save = dirpath, filename, save

@@ -12,6 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 import engine
+from engine.bounds import check_number
 from engine.compensation import CompensationReport
 from engine.program import stored_tensors
 from lightning_compress.callbacks.base import CompressionCallback
@@ -81,10 +82,8 @@ class Compensation(CompressionCallback):
         super().__init__(model, example_input)
         if method not in _METHODS:
             raise MisconfigurationException(f"`method` must be one of {', '.join(_METHODS)}, got {method!r}.")
-        if isinstance(samples, bool) or not isinstance(samples, int) or samples < 2:
-            raise MisconfigurationException(f"`samples` must be an integer >= 2, got {samples!r}.")
-        if isinstance(ridge, bool) or not isinstance(ridge, (int, float)) or ridge < 0:
-            raise MisconfigurationException(f"`ridge` must be a number >= 0, got {ridge!r}.")
+        check_number("samples", samples, 2, whole=True, error=MisconfigurationException)
+        check_number("ridge", ridge, 0, error=MisconfigurationException)
         self.samples, self.method, self.ridge, self.seed = samples, method, ridge, seed
         self.report: CompensationReport | None = None
         self._due = False

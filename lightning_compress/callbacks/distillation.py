@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 import engine
+from engine.bounds import check_number
 from engine.errors import EngineError
 from engine.files import is_compacted_file, read_any
 from engine.program import stored_tensors
@@ -83,10 +84,8 @@ class Distillation(CompressionCallback):
         model: str | None = None,
     ) -> None:
         super().__init__(model)
-        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or weight < 0:
-            raise MisconfigurationException(f"`weight` must be a number >= 0, got {weight!r}.")
-        if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or temperature <= 0:
-            raise MisconfigurationException(f"`temperature` must be a number > 0, got {temperature!r}.")
+        check_number("weight", weight, 0, error=MisconfigurationException)
+        check_number("temperature", temperature, above=0, error=MisconfigurationException)
         if teacher is not None and not isinstance(teacher, (nn.Module, str, os.PathLike)):
             raise MisconfigurationException(f"`teacher` must be a module or a checkpoint path, got {teacher!r}.")
         function = loss if callable(loss) or loss in _LOSSES else imported(loss, "loss", _LOSSES)

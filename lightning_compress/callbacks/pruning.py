@@ -11,6 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 import engine
+from engine.bounds import check_number
 from lightning_compress.callbacks.base import masking_hooks
 from lightning_compress.callbacks.masking import MaskingCallback, MaskWatch, active_masks, flags, masks_anything
 from lightning_compress.callbacks.repair import MaskConflictRepair
@@ -138,6 +139,8 @@ class ChannelPruning(MaskingCallback):
         )
         self._criterion = scoring.resolve(criterion, seed, normalize)
         self._schedule = schedules.resolve(schedule)
+        check_number("gather_every", gather_every, 1, whole=True, error=MisconfigurationException)
+        check_number("samples", samples, 2, whole=True, error=MisconfigurationException)
         needed = criteria.needs(self._criterion)
         self.samples, self._reconstructs = samples, "reconstruction" in needed
         kinds = needed - {"reconstruction"}

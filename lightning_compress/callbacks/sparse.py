@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 import engine
+from engine.bounds import check_number
 from engine.program import gathered_from, local, spread
 from engine.sensitivity import cut, unit_sums
 from lightning_compress.callbacks.base import CompressionCallback
@@ -150,8 +151,7 @@ class SparseTraining(CompressionCallback):
         super().__init__(model, example_input)
         if penalty not in PENALTIES:
             raise MisconfigurationException(f"`penalty` must be one of {', '.join(PENALTIES)}, got {penalty!r}.")
-        if isinstance(strength, bool) or not isinstance(strength, (int, float)) or strength < 0:
-            raise MisconfigurationException(f"`strength` must be a number >= 0, got {strength!r}.")
+        check_number("strength", strength, 0, error=MisconfigurationException)
         selection.check_amount(amount)
         self.penalty, self.strength, self.amount = penalty, strength, amount
         self.layers, self.exclude = selection.as_patterns(layers), selection.as_patterns(exclude)

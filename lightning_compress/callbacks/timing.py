@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
+from engine.bounds import check_number
 from lightning_compress.selection import schedules
 from lightning_compress.trainer.packages import MisconfigurationException
 
@@ -46,26 +46,20 @@ class Timing:
     early: int = 0
 
     def __post_init__(self) -> None:
-        start, end, unit, frequency, cool_down = self.start, self.end, self.unit, self.frequency, self.cool_down
-        checks: dict[str, Callable[[], bool]] = {
-            f"`unit` must be 'epoch' or 'step', got {unit!r}.": lambda: unit in ("epoch", "step"),
-            f"`start` must be a number of {unit}s >= 0, got {start!r}.": lambda: start is None or start >= 0,
-            f"`end` must not precede `start`, got start={start!r}, end={end!r}.": lambda: (
-                end is None or end >= (start or 0)
-            ),
-            f"`frequency` must be a number of {unit}s >= 1, got {frequency!r}.": lambda: (
-                frequency is None or frequency >= 1
-            ),
-            f"`cool_down` must be a number of {unit}s >= 0, got {cool_down!r}.": lambda: (
-                cool_down is None or cool_down >= 0
-            ),
-            f"Pass `end` or `cool_down`, not both: got end={end!r}, cool_down={cool_down!r}.": lambda: (
-                end is None or cool_down is None
-            ),
-        }
-        for message, holds in checks.items():
-            if not holds():
-                raise MisconfigurationException(message)
+        start, end, unit, cool_down = self.start, self.end, self.unit, self.cool_down
+        if unit not in ("epoch", "step"):
+            raise MisconfigurationException(f"`unit` must be 'epoch' or 'step', got {unit!r}.")
+        lowest = {"start": 0, "end": None, "frequency": 1, "cool_down": 0}
+        for name, least in lowest.items():
+            if (value := getattr(self, name)) is not None:
+                what = f"a number of {unit}s"
+                check_number(name, value, least, whole=True, what=what, error=MisconfigurationException)
+        if end is not None and end < (start or 0):
+            raise MisconfigurationException(f"`end` must not precede `start`, got start={start!r}, end={end!r}.")
+        if end is not None and cool_down is not None:
+            raise MisconfigurationException(
+                f"Pass `end` or `cool_down`, not both: got end={end!r}, cool_down={cool_down!r}."
+            )
 
     def window(self, trainer: Trainer) -> tuple[int, int]:
         """Return the start and the end in a fit.

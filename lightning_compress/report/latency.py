@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from engine.bounds import check_number
 from engine.program import why_sharded
 from engine.recording import call_model, evaluating, resolve_inputs
 from lightning_compress.trainer.packages import MisconfigurationException
@@ -245,5 +246,6 @@ def check_runs(runs: int) -> None:
     Example:
         >>> check_runs(3)
     """
-    if isinstance(runs, bool) or not isinstance(runs, int) or runs < 0:
-        raise MisconfigurationException(f"`latency_runs` must be a number of forward passes >= 0, got {runs!r}.")
+    check_number(
+        "latency_runs", runs, 0, whole=True, what="a number of forward passes", error=MisconfigurationException
+    )

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import engine
 from engine import progress
+from engine.bounds import check_number
 from engine.cost import Predictor
 from engine.sensitivity import masked
 from lightning_compress.selection import amounts as selection
@@ -295,8 +296,7 @@ def anneal_amounts(
     """
     if better not in ("higher", "lower"):
         raise MisconfigurationException(f"`better` must be 'higher' or 'lower', got {better!r}.")
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise MisconfigurationException(f"`steps` must be a number of candidates >= 1, got {steps!r}.")
+    check_number("steps", steps, 1, whole=True, what="a number of candidates", error=MisconfigurationException)
     limits = Limits(round_to, minimum, max_amount)
     allocator = Allocator(model, example_input, amount, target, criterion, limits, layers, exclude)
     walk = _Walk(allocator, model, evaluate, 1.0 if better == "higher" else -1.0, random.Random(seed))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from engine import Group
+from engine.bounds import check_number
 from lightning_compress.trainer.packages import MisconfigurationException
 
 
@@ -306,5 +307,4 @@ def check_limits(round_to: int, minimum: int, widths: Mapping[str, Sequence[int]
         if not allowed or not all(type(width) is int and width >= 1 for width in allowed):
             raise MisconfigurationException(f"`widths` of {name!r} must be positive integers, got {allowed!r}.")
     for name, value in (("round_to", round_to), ("minimum", minimum)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise MisconfigurationException(f"`{name}` must be a positive integer, got {value!r}.")
+        check_number(name, value, 1, whole=True, error=MisconfigurationException)

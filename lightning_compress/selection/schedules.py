@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine.bounds import check_number
 from lightning_compress.trainer.imports import imported
 from lightning_compress.trainer.packages import MisconfigurationException
 
@@ -183,6 +184,8 @@ def joined(first: ScheduleSpec, second: ScheduleSpec, at: float = 0.5, level: fl
         >>> [joined("one_shot", "linear", at=0.5, level=0.25)(t) for t in (0.0, 0.25, 0.75, 1.0)]
         [0.25, 0.25, 0.625, 1.0]
     """
+    for name, value in (("at", at), ("level", level)):
+        check_number(name, value, 0, error=MisconfigurationException)
     if not 0 < at < 1 or not 0 <= level <= 1:
         raise MisconfigurationException(f"`at` must be in (0, 1), `level` in [0, 1]; got at={at!r}, level={level!r}.")
     return _Joined(first=resolve(first), second=resolve(second), at=at, level=level)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import engine
+from engine.bounds import check_number
 from engine.cost import Predictor
 from engine.recording import resolve_inputs
 from lightning_compress.selection.ladders import Descent, Pool, kept_after
@@ -229,5 +230,4 @@ def check_target(target: str, amount: Any, budget: float | None) -> None:
         return
     if target == "channels":
         raise MisconfigurationException("`budget` requires `target` 'latency', 'macs' or 'params'; pass `amount`.")
-    if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not budget > 0:
-        raise MisconfigurationException(f"`budget` must be a positive number of {UNITS[target]}, got {budget!r}.")
+    check_number("budget", budget, above=0, what=f"a finite number of {UNITS[target]}", error=MisconfigurationException)

@@ -42,7 +42,7 @@ def test_folders_import_in_one_direction(path: Path) -> None:
         assert ORDER.index(room) <= ORDER.index(room_of(path)), f"imports {room}"
 
 
-PUBLIC = [engine, *(vars(engine)[name] for name in ("errors", "plots", "progress", "repair"))]
+PUBLIC = [engine, *(vars(engine)[name] for name in ("bounds", "errors", "plots", "progress", "repair"))]
 PUBLIC += [module for name, module in sorted(vars(engine).items()) if hasattr(module, "__path__") and name != "ops"]
 
 

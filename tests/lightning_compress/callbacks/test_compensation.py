@@ -211,6 +211,7 @@ def test_all_ranks_end_alike(fitted: Path, method: str) -> None:
     [
         ({"method": "magic"}, "`method` must be one of"),
         ({"samples": 1}, "`samples` must be an integer >= 2"),
+        ({"ridge": float("inf")}, "`ridge` must be a finite number >= 0, got inf"),
         ({"ridge": -1.0}, "`ridge` must be a number >= 0"),
     ],
 )

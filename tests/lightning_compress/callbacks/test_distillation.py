@@ -216,6 +216,8 @@ def test_maps_of_classes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"weight": float("nan")}, "`weight` must be a finite number >= 0, got nan"),
+        ({"temperature": float("inf")}, "`temperature` must be a finite number > 0, got inf"),
         ({"weight": -1.0}, "`weight` must be a number"),
         ({"temperature": 0.0}, "`temperature` must be a number"),
         ({"teacher": 3}, "`teacher` must be a module"),

@@ -118,6 +118,7 @@ def test_slimming_end_to_end(tmp_path: Path) -> None:
     [
         ({"penalty": "l0"}, "`penalty` must be one of bn_scale, group_lasso, got 'l0'"),
         ({"strength": -1.0}, "`strength`.*-1.0"),
+        ({"strength": float("nan")}, "`strength` must be a finite number >= 0, got nan"),
         ({"amount": 2}, "`amount`"),
         ({"growth": "fast"}, "'fast'"),
         ({"unit": "batch"}, "`unit`"),

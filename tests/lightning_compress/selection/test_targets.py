@@ -165,7 +165,7 @@ def test_a_copy_shares_what_it_has_to() -> None:
         (("flops", 0.5, None), "`target` must be one of channels, latency, macs, params, got 'flops'"),
         (("macs", {"*": 0.5}, None), "`amount` by pattern requires `target='channels'`.*max_amount"),
         (("channels", 0.5, 10.0), "`budget` requires `target` 'latency'"),
-        (("macs", 0.5, 0), "`budget` must be a positive number of multiply-accumulates, got 0"),
+        (("macs", 0.5, 0), "`budget` must be a finite number of multiply-accumulates > 0, got 0"),
     ],
 )
 def test_bad_targets(arguments: tuple[Any, ...], message: str) -> None:

@@ -1,0 +1,54 @@
+"""Checks of numbers that users pass."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+from engine.errors import InputError
+
+__all__ = ["check_number"]
+
+
+def check_number(
+    name: str,
+    value: Any,
+    least: float | None = None,
+    *,
+    above: float | None = None,
+    whole: bool = False,
+    what: str | None = None,
+    error: type[Exception] = InputError,
+) -> None:
+    """Check that an argument is a finite number, and neither NaN nor a truth value.
+
+    Args:
+        name: name of the argument, for the error.
+        value: its value.
+        least: the smallest valid number.
+        above: a number that it has to exceed.
+        whole: whether it must be an integer.
+        what: what the number is, for the error.
+        error: class of the error.
+
+    Raises:
+        InputError: or ``error``, naming the argument and its value.
+
+    Example:
+        >>> check_number("ridge", float("nan"), 0)
+        Traceback (most recent call last):
+        ...
+        engine.errors.InputError: `ridge` must be a finite number >= 0, got nan.
+    """
+    fits = (
+        isinstance(value, numbers.Integral if whole else numbers.Real)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+    )
+    if fits and (least is None or value >= least) and (above is None or value > above):
+        return
+    infinite = isinstance(value, float) and not math.isfinite(value) and not whole
+    what = what or ("an integer" if whole else "a finite number" if infinite else "a number")
+    bounds = f" >= {least}" if least is not None else f" > {above}" if above is not None else ""
+    raise error(f"`{name}` must be {what}{bounds}, got {value!r}.")
