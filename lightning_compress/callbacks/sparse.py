@@ -155,7 +155,7 @@ class SparseTraining(CompressionCallback):
         selection.check_amount(amount)
         self.penalty, self.strength, self.amount = penalty, strength, amount
         self.layers, self.exclude = selection.as_patterns(layers), selection.as_patterns(exclude)
-        self._growth = schedules.resolve(growth)
+        self._growth = schedules.resolve(growth, "growth")
         self._timing = Timing(start, end, unit)
         self._window = (0, 0)
         self._groups: list[engine.Group] = []

@@ -211,6 +211,8 @@ def _part(name: str, part: float) -> float:
 
 
 SCHEDULES: dict[str, Schedule] = {"cubic": cubic, "linear": linear, "one_shot": one_shot}
+_OWN = tuple(SCHEDULES.values())
+_KINDS = (_Exponential, _Iterative, _Listed, _WarmUp, _CoolDown, _Joined)
 FACTORIES: dict[str, Callable[..., Schedule]] = {
     "cool_down": cool_down,
     "exponential": exponential,
@@ -221,15 +223,44 @@ FACTORIES: dict[str, Callable[..., Schedule]] = {
 }
 
 
-def resolve(schedule: ScheduleSpec) -> Schedule:
+@dataclass(frozen=True)
+class _Checked:
+    """A schedule of the user's, whose results are checked."""
+
+    schedule: Schedule
+    argument: str
+
+    def __call__(self, progress: float) -> float:
+        fraction: Any = self.schedule(progress)
+        try:
+            fits = not isinstance(fraction, (str, bytes)) and 0 <= float(fraction) <= 1
+        except (TypeError, ValueError):
+            fits = False
+        if not fits:
+            raise MisconfigurationException(
+                f"The function `{self.argument}={self.schedule!r}` returned {fraction!r} for the progress "
+                f"{progress:.4g}. It must return a fraction in [0, 1], and 1 stands for all of the amount."
+            )
+        return float(fraction)
+
+
+def _checked(schedule: Schedule, argument: str) -> Schedule:
+    checked = _Checked(schedule=schedule, argument=argument)
+    for share in (0.0, 0.5, 1.0):  # most mistakes show here, before the fit
+        checked(share)
+    return checked
+
+
+def resolve(schedule: ScheduleSpec, argument: str = "schedule") -> Schedule:
     """Resolve a specification to a function.
 
     Args:
         schedule: a name, a list of fractions, ``{name: {argument: value}}``, an import path, or a function of the
             progress.
+        argument: name of the argument that holds it, for errors.
 
     Returns:
-        A function from [0, 1] to [0, 1].
+        A function from [0, 1] to [0, 1]; it raises an error if the user's function returns anything else.
 
     Raises:
         MisconfigurationException: for an unknown schedule or invalid arguments.
@@ -239,7 +270,7 @@ def resolve(schedule: ScheduleSpec) -> Schedule:
         (True, 0.5, 1.0)
     """
     if callable(schedule):
-        return schedule
+        return schedule if schedule in _OWN or isinstance(schedule, _KINDS) else _checked(schedule, argument)
     if isinstance(schedule, Mapping):
         return _schedule_from(schedule)
     if not isinstance(schedule, str):
@@ -248,8 +279,7 @@ def resolve(schedule: ScheduleSpec) -> Schedule:
         return SCHEDULES[schedule]
     if schedule in FACTORIES:
         return _schedule_from({schedule: {}})
-    function: Schedule = imported(schedule, "schedule", [*SCHEDULES, *FACTORIES])
-    return function
+    return resolve(imported(schedule, argument, [*SCHEDULES, *FACTORIES]), argument)
 
 
 def _schedule_from(schedule: Mapping[str, Mapping[str, Any] | None]) -> Schedule:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import pickle
+from typing import Any
 
 import pytest
 
+from lightning_compress import ChannelPruning
 from lightning_compress.selection import schedules
 from lightning_compress.trainer.packages import MisconfigurationException
 
@@ -92,7 +94,7 @@ def test_cubic_is_agp() -> None:
 def test_resolve() -> None:
     """Names and functions resolve; an unknown name is an error that lists the known ones."""
     assert schedules.resolve("linear") is schedules.linear
-    assert schedules.resolve(abs) is abs
+    assert schedules.resolve(abs)(0.5) == 0.5
     assert schedules.resolve("lightning_compress.selection.schedules:cubic") is schedules.cubic
     with pytest.raises(MisconfigurationException, match="'cosine'.*cubic, exponential.*linear"):
         schedules.resolve("cosine")
@@ -105,3 +107,19 @@ def test_progress_is_clamped() -> None:
     assert schedules.progress(7, 2, 6) == 1.0
     assert schedules.progress(0, 0, 0) == 1.0
     assert schedules.progress(0, 1, 1) == 0.0
+
+
+@pytest.mark.parametrize("wrong", [7, -0.5, float("nan"), None, "half"])
+@pytest.mark.parametrize("late", [False, True])
+def test_results_of_functions_are_checked(wrong: Any, late: bool) -> None:
+    """At once where they are always wrong, and otherwise where they are used, with argument and progress."""
+    at = 0.25 if late else 0.5
+    message = f"The function `growth=.*returned {wrong!r} for the progress {at}"
+    schedule = (lambda t: wrong if t == at else t) if late else (lambda t: wrong if t else 0.0)
+    if late:
+        growth = schedules.resolve(schedule, "growth")
+        assert growth(0.75) == 0.75
+    with pytest.raises(MisconfigurationException, match=message):
+        schedules.resolve(schedule, "growth")(at)
+    with pytest.raises(MisconfigurationException, match="returned None for the progress 0"):
+        ChannelPruning(schedule=lambda t: None)
