@@ -13,6 +13,7 @@ from statistics import median, quantiles
 from typing import Any
 
 import torch
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 import engine
@@ -188,10 +189,13 @@ def hit_latency(subject: Subject, descent: Descent, budget: float, dense: float)
         descent: order in which units are removed.
         budget: seconds.
         dense: measured seconds of the unpruned model.
+
+    Warns if the latency does not meet the budget even without all units that may be removed.
     """
     lost = any(one.dense > one.group.size for pool in descent.pools for one in pool.ladders)
     now = reference(subject, "latency") if lost else dense  # the load may have changed, so prefer ratios
 
+    @functools.cache
     def cost(count: int) -> float:
         if count == 0:
             return now
@@ -202,7 +206,13 @@ def hit_latency(subject: Subject, descent: Descent, budget: float, dense: float)
 
         return now * steady(ratios)
 
-    return descent.keep(smallest(cost, len(descent), budget, TOLERANCE * budget))
+    steps = smallest(cost, len(descent), budget, TOLERANCE * budget)
+    if steps == len(descent) and cost(steps) > (1 + TOLERANCE) * budget:
+        rank_zero_warn(
+            f"The target of {budget:.3g} s per forward pass is not reached: {cost(steps):.3g} s of {now:.3g} s remain "
+            "although all channels that may go are masked. Prune more layers, or raise `max_amount` or the budget."
+        )
+    return descent.keep(steps)
 
 
 def hit_channels(parts: Sequence[tuple[float, Pool]], fraction: float) -> dict[str, Tensor]:

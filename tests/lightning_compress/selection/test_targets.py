@@ -111,6 +111,22 @@ def test_the_latency_search_follows_the_clock(monkeypatch: pytest.MonkeyPatch) -
     assert left == pytest.approx(0.5, rel=targets.TOLERANCE)
 
 
+def test_a_latency_that_cannot_be_reached_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what remains; a target that is reached causes no warning."""
+    of = subject("resnet18")
+    total = sum(p.numel() for p in of.model.parameters())
+
+    def seconds(self: targets.Subject, models: list[torch.nn.Module], rounds: int = 15) -> list[list[float]]:
+        return [[0.5 + sum(p.numel() for p in m.parameters()) / total] * rounds for m in models]
+
+    monkeypatch.setattr(targets.Subject, "seconds", seconds)
+    steps = descent(ladders(of), "group")
+    with pytest.warns(UserWarning, match=r"target of 0\.2 s per forward pass is not reached: 0\.\d+ s of 1\.5 s"):
+        keep = targets.hit_latency(of, steps, 0.2, 1.5)
+    assert all(int(kept.sum()) == 1 for kept in keep.values())
+    targets.hit_latency(of, steps, 1.0, 1.5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("scope", "left"), [("group", 0.4), ("global", 0.7)])
 def test_a_measured_latency_is_hit(scope: str, left: float) -> None:
