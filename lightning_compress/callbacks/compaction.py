@@ -18,7 +18,7 @@ from engine.files import content_of
 from lightning_compress.callbacks.base import CompressionCallback, timed_runs
 from lightning_compress.callbacks.complexity import ComplexityMonitor
 from lightning_compress.callbacks.masking import MaskWatch, active_masks, masking_callbacks
-from lightning_compress.callbacks.shrinking import check_no_buffers, make_permanent, shrink
+from lightning_compress.callbacks.shrinking import check_no_buffers, make_permanent, remember_compaction, shrink
 from lightning_compress.callbacks.when import check_epochs, check_source, parse_when
 from lightning_compress.checkpoints import compacted as files
 from lightning_compress.checkpoints.saving import bytes_of, check_room, save
@@ -231,13 +231,25 @@ class ModelCompaction(CompressionCallback):
             small = engine.count_flops_params(whole, example, verbose=False, masks=masks, graph=graph)[1]
         return 1 - small / sum(parameter.numel() for parameter in model.parameters())
 
+    @property
+    @override
+    def state_key(self) -> str:
+        return super().state_key if self.model is None else self._generate_state_key(model=self.model)
+
+    @property
+    def _legacy_state_key(self) -> Any:
+        return type(self).__qualname__  # also with a `model`, before two compactions could have states of their own
+
     @override
     def state_dict(self) -> dict[str, Any]:
         parts: dict[str, Any] = {"plan": self.plan and self.plan.structure(), "certificate": self.certificate}
-        return {"epoch": self._epoch, **{name: part and part.state_dict() for name, part in parts.items()}}
+        own = {"epoch": self._epoch, "model": self.model}
+        return {**own, **{name: part and part.state_dict() for name, part in parts.items()}}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if state_dict.get("model", self.model) != self.model:
+            return  # of another compaction
         self._epoch, plan, certificate = (state_dict[name] for name in ("epoch", "plan", "certificate"))
         self.plan = plan and engine.Plan.from_state_dict(plan)
         self.certificate = certificate and engine.Certificate.from_state_dict(certificate)
@@ -307,6 +319,8 @@ class ModelCompaction(CompressionCallback):
         if changed and self.plan is not None:
             self.failure = None
             after = _parameters(self.target(pl_module)[1])
+            if not training:
+                remember_compaction(pl_module, before, after)
             other_notes = () if self.certificate is None else self.certificate.notes
             rank_zero_info(f"ModelCompaction: {brief(self.plan, before, after, other_notes)}\n{self.certificate}")
         return True

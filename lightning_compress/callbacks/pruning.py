@@ -15,6 +15,7 @@ from engine.bounds import check_number
 from lightning_compress.callbacks.base import masking_hooks
 from lightning_compress.callbacks.masking import MaskingCallback, MaskWatch, active_masks, flags, masks_anything
 from lightning_compress.callbacks.repair import MaskConflictRepair
+from lightning_compress.callbacks.shrinking import warn_of_earlier_compaction
 from lightning_compress.callbacks.timing import Timing, length
 from lightning_compress.selection import amounts as selection
 from lightning_compress.selection import criteria, schedules, scoring, targets
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from lightning_compress.selection.amounts import Masks
+
+_STATE = ("fraction", "last_event", "reference", "present")
 
 
 class ChannelPruning(MaskingCallback):
@@ -146,7 +149,7 @@ class ChannelPruning(MaskingCallback):
         kinds = needed - {"reconstruction"}
         self._timing = Timing(start, end, unit, frequency, cool_down, early=int(bool(kinds)))
         self._gatherer = Gatherer(kinds, gather_every)
-        self._window = (0, 0)
+        self._window, self._training = (0, 0), False
         self._reset()
 
     def _reset(self) -> None:
@@ -189,20 +192,14 @@ class ChannelPruning(MaskingCallback):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {
-            **super().state_dict(),
-            "fraction": self._fraction,
-            "last_event": self._last_event,
-            "reference": self._reference,
-            "present": self._present,
-            "gathered": self._gatherer.state_dict(),
-        }
+        own = {name: getattr(self, f"_{name}") for name in _STATE}
+        return {**super().state_dict(), **own, "gathered": self._gatherer.state_dict()}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        self._fraction, self._last_event = state_dict["fraction"], state_dict["last_event"]
-        self._reference, self._present = state_dict["reference"], state_dict["present"]
+        for name in _STATE:
+            setattr(self, f"_{name}", state_dict[name])
         self._gatherer.load_state_dict(state_dict["gathered"])
 
     @override
@@ -220,6 +217,7 @@ class ChannelPruning(MaskingCallback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Fail before the first epoch, not at the first pruning.
+        warn_of_earlier_compaction(pl_module, resumes=bool(self._fraction))
         subject = self._subject(trainer, pl_module)
         self._window = self._timing.window(trainer)
         self._timing.check_reached("ChannelPruning", trainer, self._window)
@@ -237,6 +235,7 @@ class ChannelPruning(MaskingCallback):
             from_rank_zero(trainer, lambda: self._losses(trainer, pl_module, subject, samples=8))
         elif amounts and not self._gatherer.kinds:
             self._scores(trainer, subject, self._active(trainer, pl_module))
+        self._training = True
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -275,16 +274,20 @@ class ChannelPruning(MaskingCallback):
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._gatherer.close()
-        if not self.finished:
-            rank_zero_warn(
-                f"The fit ended before {self._timing.unit} {self._window[1]}, the end of the schedule of "
-                f"`ChannelPruning`: only {self._fraction:.0%} of the amount is masked."
-            )
+        self._warn_if_unfinished()
+
+    def _warn_if_unfinished(self) -> None:
+        if self._training and not self.finished:
+            self._timing.warn_unfinished(self._window, self._fraction)
+        self._training = False
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         super().on_exception(trainer, pl_module, exception)
         self._gatherer.close()
+        if isinstance(exception, KeyboardInterrupt):  # Lightning ends the fit without `on_train_end`
+            self._warn_if_unfinished()
+        self._training = False
 
     @override
     def after_compaction(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
@@ -12,6 +13,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 import engine
+from engine.compaction import is_compacted
 from engine.errors import PlanError, VerificationError
 from engine.program import stored_tensors
 from lightning_compress.callbacks.base import CompressionCallback
@@ -55,6 +57,27 @@ def shrink(trainer: Trainer, pl_module: LightningModule, job: Job, alone: bool) 
             callback.end(pl_module, cuts)
     _forget_compiled_code()
     return plan, certificate
+
+
+_COMPACTED: WeakKeyDictionary[nn.Module, tuple[int, int]] = WeakKeyDictionary()
+"""Numbers of parameters before and after the compaction at the end of the last fit of each LightningModule."""
+
+
+def remember_compaction(pl_module: LightningModule, before: int, after: int) -> None:
+    """Remember the compaction at the end of a fit, for `warn_of_earlier_compaction`."""
+    _COMPACTED[pl_module] = before, after
+
+
+def warn_of_earlier_compaction(pl_module: LightningModule, resumes: bool) -> None:
+    """Warn at the start of a schedule, unless it resumes, if an earlier fit compacted this LightningModule."""
+    if not resumes and pl_module in _COMPACTED and is_compacted(pl_module):
+        before, after = _COMPACTED[pl_module]
+        rank_zero_warn(
+            f"This `{type(pl_module).__name__}` was compacted at the end of an earlier fit ({before} -> {after} "
+            "parameters; a `fast_dev_run` compacts, too). This fit prunes the small model further. To prune the "
+            "original model, build the module anew; to continue the earlier fit, pass `ckpt_path=` of a checkpoint of "
+            "`ModelCompaction(save_weights_only=False)`."
+        )
 
 
 def _shrink_averages(copies: list[Average], model: nn.Module, plan: engine.Plan) -> None:

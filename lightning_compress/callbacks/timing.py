@@ -94,6 +94,18 @@ class Timing:
                 f"{total} {self.unit}s. Train longer, or start it earlier."
             )
 
+    def warn_unfinished(self, window: tuple[int, int], fraction: float) -> None:
+        """Warn that a fit ended before the last event of `ChannelPruning`.
+
+        Args:
+            window: as `window` returns it.
+            fraction: what was reached of the amount.
+        """
+        rank_zero_warn(
+            f"The fit ended before {self.unit} {window[1]}, the end of the schedule of `ChannelPruning`: only "
+            f"{fraction:.0%} of the amount is masked."
+        )
+
     def reached(self, position: int, total: int) -> bool:
         """Whether an event at a position precedes the end of a fit of ``total`` epochs or steps."""
         return position < total if self.unit == "epoch" else position <= total  # steps are counted when they end

@@ -125,7 +125,8 @@ def test_compacted_model_trains_on(tmp_path: Path) -> None:
     module, pruning = seeded(Wrapped), ChannelPruning(amount=0.5)
     fit(module, tmp_path, pruning, ModelCompaction(on_failure="raise"))
     assert pruning.masks == {}
-    fit(module, tmp_path, pruning, ModelCompaction(on_failure="raise"))
+    with pytest.warns(UserWarning, match="compacted at the end of an earlier fit"):
+        fit(module, tmp_path, pruning, ModelCompaction(on_failure="raise"))
     assert widths(module) == (2, 4)
 
 
@@ -459,6 +460,66 @@ def test_an_unfinished_schedule_continues_when_resumed(tmp_path: Path) -> None:
     other = seeded(Wrapped)
     fit(other, tmp_path, pruning, ModelCompaction(save=False), max_epochs=6)
     assert widths(other) == (4, 8)
+
+
+class Pair(Base):
+    """Two networks in a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 3, 1))
+        self.second = nn.Sequential(nn.Conv2d(3, 16, 1), nn.ReLU(), nn.Conv2d(16, 3, 1))
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Output of both."""
+        return self.second(self.first(x)).mean((2, 3))
+
+
+def both(**options: Any) -> list[Any]:
+    """Pruning and compaction of each of the two, from the same example."""
+    example, paths = torch.zeros(2, 3, 8, 8), ("first", "second")
+    prunings = [ChannelPruning(amount=0.5, model=path, example_input=example) for path in paths]
+    compactions = [ModelCompaction(model=path, filename=path, example_input=example, **options) for path in paths]
+    return [*prunings, *compactions]
+
+
+def test_two_networks_have_compactions_and_states_of_their_own(tmp_path: Path) -> None:
+    """Each removes half of its network, and the checkpoint holds the plan of each."""
+    module, callbacks = seeded(Pair), both(when=[1], on_failure="raise", save=False)
+    fit(module, tmp_path, *callbacks).save_checkpoint(tmp_path / "last.ckpt")
+    states = torch.load(tmp_path / "last.ckpt", weights_only=True)["callbacks"]
+    for callback, own in zip(callbacks[2:], ("first", "second"), strict=True):
+        assert states[callback.state_key]["model"] == own and callback.plan is not None
+    assert module.first[0].out_channels == 4 and module.second[0].out_channels == 8
+
+
+def test_a_state_from_before_compactions_had_their_own(tmp_path: Path) -> None:
+    """It is found under the name of the class, unless it is that of a compaction of another model."""
+    compaction = ModelCompaction(model="net")
+    assert compaction._legacy_state_key == "ModelCompaction" == ModelCompaction().state_key != compaction.state_key
+    compaction.load_state_dict({"epoch": 3, "plan": None, "certificate": None})
+    assert compaction._epoch == 3
+    compaction.load_state_dict({"epoch": 4, "plan": None, "certificate": None, "model": None})
+    assert compaction._epoch == 3
+
+
+@pytest.mark.parametrize("rehearsal", [False, True])
+def test_another_fit_of_a_compacted_module_is_reported(tmp_path: Path, rehearsal: bool) -> None:
+    """It prunes the small network further; a rehearsal compacts too; the first fit causes no warning."""
+    module = seeded(Wrapped)
+    fit(module, tmp_path, ChannelPruning(amount=0.5), ModelCompaction(save=False), fast_dev_run=rehearsal)
+    with pytest.warns(UserWarning, match=r"compacted at the end of an earlier fit \(\d+ -> \d+ parameters"):
+        fit(module, tmp_path, ChannelPruning(amount=0.5), ModelCompaction(save=False))
+    assert widths(module) == (2, 4)
+
+
+def test_an_unfinished_schedule_is_reported_after_an_interrupt(tmp_path: Path, interrupt: Callback) -> None:
+    """As after any other early end."""
+    with (
+        pytest.warns(UserWarning, match="fit ended before epoch 2, .* only 0% of the amount"),
+        pytest.raises(SystemExit),
+    ):
+        fit(seeded(Wrapped), tmp_path, ChannelPruning(start=1, end=2), ModelCompaction(save=False), interrupt)
 
 
 @pytest.mark.skipif(not hasattr(callbacks, "EMAWeightAveraging"), reason="Lightning 2.6")
