@@ -26,6 +26,7 @@ from engine.recording.forward_arguments import ForwardArguments
 from engine.recording.held_types import branches_without_other, may_continue_after_error
 from engine.recording.idle_modules import IdleModules, unrecorded_methods
 from engine.recording.inline_choices import parameters_instead, values_instead
+from engine.recording.looked_up import values_looked_up
 from engine.recording.mentioned_modules import use_values_near_idle_modules
 from engine.recording.model_code import source_files
 from engine.recording.module_results import results_used_otherwise
@@ -118,10 +119,9 @@ class _UntakenBranches:
         self._files = source_files(runs.modules[""])
         self._open: dict[tuple[CodeType, str], list[UntakenBranch]] = {}
         self._names = {id(module): name for name, module in runs.modules.items()}
-        self._types_matter = False
+        self._types_matter, self.notes = False, BranchNotes()
         self._fixed: dict[tuple[Branch, str, bool], bool] = {}
         self._values_of_calls: dict[str, dict[int, Value]] = {}
-        self.notes = BranchNotes()
 
     def assume(self) -> None:
         """Extend the assumptions by what the code of each branch could do."""
@@ -177,9 +177,7 @@ class _UntakenBranches:
             self._use_replaced(branch)
         if branch in self._open[branch.code, branch.owner]:
             if not self._is_decided_by_size_alone(branch):
-                if values := list(results_used_otherwise(branch, self._runs.modules, self._dataflow)):
-                    self._note(self.notes.read, branch)
-                    self._touch(values, Effect.USES, branch)
+                self._use_results(branch)
                 if branch.branch.skipped:
                     self._leave_out(branch)
             for name in branch.replaced(selecting=self._selects_alone(branch)):
@@ -193,7 +191,9 @@ class _UntakenBranches:
         effects = branch.effects()
         self._touch(self._values_of_calls.pop(branch.place, {}).values(), Effect.USES, branch)
         if not used.isdisjoint(branch.passed_through()):
-            self._use_values_of_consumer(branch)
+            consumer = branch.consumer()  # a module that is called with the result
+            read = (v for node in self._runs.nodes if node.module == consumer for v in node.inputs if not v.stored)
+            self._touch(read, Effect.USES, branch)
         for name, values in values_read.items():
             effect = Effect.USES if name in used else effects.get(name, Effect.KEEPS)
             changes = effect in (Effect.KEEPS_ZERO, Effect.CHANGES)
@@ -206,6 +206,14 @@ class _UntakenBranches:
                 self._touch(values, effect, branch)
             elif effect is Effect.USES:
                 self.notes.not_analyzed[branch.place] = None
+
+    def _use_results(self, branch: UntakenBranch) -> None:
+        """Count as used the results of modules that a branch calls and uses otherwise, and what it looks up."""
+        looked_up = values_looked_up(branch, self._runs, self._files, self._dataflow)
+        self._assumptions.vary(value for value in looked_up if value.stored)
+        if values := [*results_used_otherwise(branch, self._runs.modules, self._dataflow), *looked_up]:
+            self._note(self.notes.read, branch)
+            self._touch(values, Effect.USES, branch)
 
     def _leave_out(self, branch: UntakenBranch) -> None:
         """Let variables keep the values from before code that always ran, or ran in some rounds."""
@@ -317,12 +325,6 @@ class _UntakenBranches:
         for values in itertools.chain(*map(self._dataflow.boundary, branch.modules_replaced())):
             self._touch(values, Effect.USES, branch)
 
-    def _use_values_of_consumer(self, branch: UntakenBranch) -> None:
-        """Count as used the values read by a module that is called with the result of a branch."""
-        consumer = branch.consumer()
-        for node in (node for node in self._runs.nodes if node.module == consumer):
-            self._touch((v for v in node.inputs if not v.stored), Effect.USES, branch)
-
     def _is_settled(self, branch: UntakenBranch) -> bool:
         return self._is_fixed(branch, by_user=True) or self._is_fixed(branch, by_user=False)
 
@@ -345,8 +347,7 @@ class _UntakenBranches:
 
     def _may_run(self, branch: UntakenBranch, node: ast.AST) -> bool:
         """Whether syntax that did not run is in another branch of the same function that other calls may run."""
-        others = self._open.get((branch.code, branch.owner), ())
-        return any(other.branch.contains(node) for other in others if other is not branch)
+        return any(b.branch.contains(node) for b in self._open.get((branch.code, branch.owner), ()) if b is not branch)
 
     def _is_fixed_by_code(self, branch: UntakenBranch, types_agree: bool = False) -> bool:
         """Whether the code fixes a condition; ``types_agree``: whether results of ops have one type in every call."""
@@ -395,5 +396,4 @@ class _UntakenBranches:
         return bool(others) and not self._is_fixed_by_code(branch, types_agree=True)
 
     def _undeclared(self, branch: UntakenBranch, names: Collection[str]) -> set[str]:
-        declared = self._declared_of(branch)
-        return {name for name in names if name != branch.self_name and not declared(name)}
+        return {name for name in names if name != branch.self_name and not self._declared_of(branch)(name)}
