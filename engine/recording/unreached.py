@@ -19,7 +19,6 @@ from engine.recording.argument_fallbacks import assume_fallbacks_vary
 from engine.recording.assumptions import Assumptions
 from engine.recording.attribute_choices import use_values_chosen_by_lists
 from engine.recording.branch_notes import BranchNotes, listed
-from engine.recording.chosen_numbers import assume_other_numbers
 from engine.recording.dataflow import Dataflow
 from engine.recording.dynamic_calls import assume_nothing_of_dynamic_calls
 from engine.recording.forward_arguments import ForwardArguments
@@ -36,6 +35,7 @@ from engine.recording.optional_layers import values_around_optional_layers
 from engine.recording.picked_items import use_values_picked_by_numbers
 from engine.recording.recorded_runs import RecordedRuns
 from engine.recording.removable_hooks import use_values_around_removable_hooks
+from engine.recording.replaced_calls import assume_other_choices
 from engine.recording.settable_numbers import doubt_numbers_set_later, reads_attribute
 from engine.recording.skipped_code import are_aligned, before_and_after
 from engine.recording.surroundings import use_values_around_code
@@ -65,7 +65,7 @@ def assumptions_about_unreached_code(
     mutability = Mutability(runs.modules[""], runs.modules.values())
     branches = _UntakenBranches(runs, dataflow, idle, mutability, arguments, declared, assumptions)
     branches.assume()
-    assume_other_numbers(branches.open(), runs.modules, dataflow, assumptions)
+    assume_other_choices(branches.open(), runs, dataflow, assumptions)
     idle.use_values_of_siblings(runs.modules, dataflow, assumptions)
     use_values_near_idle_modules(runs.coverage, runs.modules, idle, dataflow, assumptions)
     for code in runs.coverage.cut_off:
