@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.recording import forward_arguments, other_sizes, unreached, untaken
+from engine.recording import forward_arguments, other_sizes, replaced_calls, unreached, untaken
 from tests.engine.traps.trap import Ablation, Trap, once
 
 __all__ = ["ABLATIONS", "TRAPS", "one_size"]
@@ -349,7 +349,7 @@ ABLATIONS = [
     ),
     Ablation(
         "numbers that code chooses",
-        lambda patch: patch.setattr(unreached, "assume_other_numbers", _NOTHING),
+        lambda patch: patch.setattr(replaced_calls, "assume_other_numbers", _NOTHING),
         "rounds by size",
     ),
     Ablation(

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.recording import unreached, untaken
+from engine.recording import replaced_calls, unreached, untaken
 from engine.recording.idle_modules import IdleModules
 from engine.recording.recorder import Recorder
 from engine.source import branches
@@ -532,6 +532,7 @@ def _nothing_is_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
 def _idle_replace_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unreached._UntakenBranches, "_use_replaced", lambda self, branch: None)
     monkeypatch.setattr(untaken.UntakenBranch, "replaced", lambda self, selecting: set())
+    monkeypatch.setattr(replaced_calls, "held_calls", lambda model, choices: [])
 
 
 def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
