@@ -235,6 +235,8 @@ def group_masks(groups: Iterable[Group], keep: Mapping[str, Tensor]) -> dict[str
     masks: dict[str, Tensor] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for name, stays in keep.items():
+        if not isinstance(stays, Tensor):
+            raise InputError(f"`keep` of the group {name!r} must be a bool tensor, got {type(stays).__name__}.")
         if name not in groups_by_name or tuple(stays.shape) != (groups_by_name[name].size,):
             have = (
                 f"it has {groups_by_name[name].size} units"

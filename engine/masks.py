@@ -89,6 +89,8 @@ def canonical_masks(masks: Masks, model: nn.Module) -> dict[str, Tensor]:
         first.setdefault(id(parameter), name)
     compact_masks: dict[str, Tensor] = {}
     for module, entries in masks.items():
+        if not isinstance(module, str):
+            raise MaskError(f"The masks name a module {module!r}; names must be text, such as {str(module)!r}.")
         if module not in modules:
             raise MaskError(f"The masks name a module {module!r} that the model does not have{_like(module, modules)}.")
         for key, mask in entries.items():

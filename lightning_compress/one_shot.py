@@ -94,10 +94,10 @@ def prune(
         )
     if needed and data is None:
         raise MisconfigurationException(f"The criterion {criterion!r} needs batches: pass `data=`.")
-    only, never = selection.as_patterns(layers), selection.as_patterns(exclude)
+    only, never = selection.as_patterns(layers), selection.as_patterns(exclude, "exclude")
     selector = Selector(amount, scope, target, None, max_amount, round_to, minimum, only, never, None, uniform)
     small = copy.deepcopy(model)
-    graph = engine.trace(small, example_input, constants=selection.as_patterns(constants) or None)
+    graph = engine.trace(small, example_input, constants=selection.as_patterns(constants, "constants") or None)
     subject = targets.Subject(small, example_input, graph, engine.dependency_groups(small, example_input, graph=graph))
     batches = None if data is None else _enough(data, samples)
     gathered = _gathered(subject, needed, batches or [], samples, ridge)

@@ -239,7 +239,7 @@ def summarize(
             raise MisconfigurationException(f"`amounts` must be fractions in [0, 1], got {amount!r}.")
     network, example = _network(model, example_input, path)
     with notice(f"Analysing {type(network).__name__}"):
-        return _summary(network, example, amounts, stock, as_patterns(constants) or None)
+        return _summary(network, example, amounts, stock, as_patterns(constants, "constants") or None)
 
 
 def _network(model: nn.Module, example_input: Any, path: str | None) -> tuple[nn.Module, Any]:

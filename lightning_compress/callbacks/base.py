@@ -44,7 +44,7 @@ class CompressionCallback(Callback):
         super().__init__()
         self.model = model
         self.example_input = example_input
-        self.constants = as_patterns(constants)
+        self.constants = as_patterns(constants, "constants")
         self._example: Any = None
         self._traced = False  # since the fit began
 

@@ -52,7 +52,7 @@ class ModelCompaction(CompressionCallback):
 
     Args:
         dirpath: local folder of the checkpoint; by default the Trainer's log folder.
-        filename: its name, without ``.ckpt``. If the file exists, ``-v1`` is appended, and so on.
+        filename: its name; ``.ckpt`` is appended. If the file exists, ``-v1`` is appended, and so on.
         confidence: number of random samples to verify with; 0 skips verification.
         on_failure: what to do if the model cannot be compacted: ``"warn"`` keeps the masked model and writes its
             checkpoint, ``"raise"`` raises.
@@ -134,7 +134,7 @@ class ModelCompaction(CompressionCallback):
         )
         if dirpath is not None and "://" in str(dirpath):
             raise MisconfigurationException(f"`dirpath` must be a local folder, got {str(dirpath)!r}.")
-        self.dirpath, self.filename, self.save = dirpath, filename, save
+        self.dirpath, self.filename, self.save = dirpath, filename.removesuffix(".ckpt"), save
         self.save_weights_only = save_weights_only
         self.confidence, self.on_failure = confidence, on_failure
         self._reset()

@@ -23,7 +23,7 @@ from lightning_compress.callbacks.pruning import ChannelPruning
 from lightning_compress.callbacks.teacher import DistillationLoss, Teacher, find_layers, output_channels
 from lightning_compress.checkpoints.compacted import instantiate, load_compacted
 from lightning_compress.selection.amounts import as_patterns
-from lightning_compress.trainer.imports import imported
+from lightning_compress.trainer.imports import check_takes, imported
 from lightning_compress.trainer.packages import MisconfigurationException, overrides
 from lightning_compress.trainer.strategy import parallel
 from lightning_compress.trainer.target import to_device
@@ -89,6 +89,10 @@ class Distillation(CompressionCallback):
         if teacher is not None and not isinstance(teacher, (nn.Module, str, os.PathLike)):
             raise MisconfigurationException(f"`teacher` must be a module or a checkpoint path, got {teacher!r}.")
         function = loss if callable(loss) or loss in _LOSSES else imported(loss, "loss", _LOSSES)
+        if callable(function):
+            check_takes(function, "loss", ["the model's outputs", "the teacher's outputs"])
+        if dim is not None:
+            check_number("dim", dim, whole=True, error=MisconfigurationException)
         self.teacher, self.weight, self.temperature = teacher, weight, temperature
         self.layers, self.loss, self.dim = as_patterns(layers), loss, dim
         self._loss = DistillationLoss(function, temperature, dim)

@@ -136,7 +136,7 @@ class ChannelPruning(MaskingCallback):
             raise MisconfigurationException(f"`attention` must be 'heads' or 'dimensions', got {attention!r}.")
         self.attention = attention
         self.criterion, self.amount, self.schedule, self.seed = criterion, amount, schedule, seed
-        self.layers, self.exclude = selection.as_patterns(layers), selection.as_patterns(exclude)
+        self.layers, self.exclude = selection.as_patterns(layers), selection.as_patterns(exclude, "exclude")
         self._selector = Selector(
             amount, scope, target, budget, max_amount, round_to, minimum, self.layers, self.exclude, widths, uniform
         )

@@ -154,7 +154,7 @@ class SparseTraining(CompressionCallback):
         check_number("strength", strength, 0, error=MisconfigurationException)
         selection.check_amount(amount)
         self.penalty, self.strength, self.amount = penalty, strength, amount
-        self.layers, self.exclude = selection.as_patterns(layers), selection.as_patterns(exclude)
+        self.layers, self.exclude = selection.as_patterns(layers), selection.as_patterns(exclude, "exclude")
         self._growth = schedules.resolve(growth, "growth")
         self._timing = Timing(start, end, unit)
         self._window = (0, 0)

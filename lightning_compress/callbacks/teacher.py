@@ -130,8 +130,13 @@ class DistillationLoss:
 
     def _output_loss(self, outputs: Outputs) -> Tensor:
         if callable(self.loss):
-            result: Tensor = self.loss(outputs.student, outputs.teacher)
-            return result
+            result: Any = self.loss(outputs.student, outputs.teacher)
+            if not isinstance(result, Tensor) or result.numel() != 1:
+                raise MisconfigurationException(
+                    f"The function `loss={self.loss!r}` of `Distillation` must return a tensor of one number, got "
+                    f"{result!r}."
+                )
+            return result.reshape(())
         if self.loss == "kl":
             return self._divergence(_logits(outputs.student), _logits(outputs.teacher))
         pairs = zip(_floating(outputs.student), _floating(outputs.teacher), strict=True)
@@ -143,6 +148,10 @@ class DistillationLoss:
             raise MisconfigurationException(
                 f"Which dimension of the outputs, of shape {tuple(student.shape)}, holds the classes? Pass "
                 "`Distillation(dim=1)` for segmentation maps, `dim=-1` for tokens, or another `loss`."
+            )
+        if not -student.ndim <= dim < student.ndim:
+            raise MisconfigurationException(
+                f"`Distillation(dim={dim})` is no dimension of the outputs, of shape {tuple(student.shape)}."
             )
         kind = torch.promote_types(student.dtype, torch.float32)
         ours, theirs = (F.log_softmax(z.to(kind) / self.temperature, dim) for z in (student, teacher))

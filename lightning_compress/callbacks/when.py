@@ -32,7 +32,7 @@ def parse_when(when: int | float | Sequence[int] | None) -> When:
     if when is None or (isinstance(when, float) and 0 < when < 1):
         return when
     epochs = [when] if isinstance(when, (int, float)) else list(when)
-    if all(type(epoch) is int and epoch >= 0 for epoch in epochs):
+    if epochs and all(type(epoch) is int and epoch >= 0 for epoch in epochs):
         return tuple(int(epoch) for epoch in epochs)
     raise MisconfigurationException(
         f"`when` must be an epoch >= 0, a list of such epochs, or a fraction of the parameters in (0, 1); got {when!r}."

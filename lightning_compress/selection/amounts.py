@@ -31,14 +31,22 @@ def check_amount(amount: float | Mapping[str, float], name: str = "amount") -> N
             )
 
 
-def as_patterns(patterns: str | Sequence[str] | None) -> tuple[str, ...]:
+def as_patterns(patterns: str | Sequence[str] | None, name: str = "layers") -> tuple[str, ...]:
     """Convert one or several patterns to a tuple.
+
+    Raises:
+        MisconfigurationException: naming the argument, if it holds anything else than text.
 
     Example:
         >>> as_patterns("conv*"), as_patterns(None)
         (('conv*',), ())
     """
-    return (patterns,) if isinstance(patterns, str) else tuple(patterns or ())
+    if patterns is None or isinstance(patterns, str):
+        return () if patterns is None else (patterns,)
+    several = tuple(patterns) if isinstance(patterns, Iterable) else (patterns,)
+    if not isinstance(patterns, Iterable) or not all(isinstance(pattern, str) for pattern in several):
+        raise MisconfigurationException(f"`{name}` must be a name pattern or a list of them, got {patterns!r}.")
+    return several
 
 
 def amounts(

@@ -286,6 +286,11 @@ def pools(ladders: Iterable[Ladder], amounts: Mapping[str, float], scope: Scope)
         The amount and the ladders of each pool.
     """
     ladders = tuple(ladders)
+    for one in ladders:
+        if not isinstance(key := scope(one.group), Hashable):
+            raise MisconfigurationException(
+                f"`scope` returned {key!r} for group {one.group.name!r}: return a number, text or a tuple of them."
+            )
     bundles: dict[Hashable, tuple[float, Hashable]] = {}
     for one in ladders:
         amount, key = bundles.get(one.bundle, (1.0, scope(one.group)))

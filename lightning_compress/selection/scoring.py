@@ -22,7 +22,7 @@ from lightning_compress.selection.criteria import (
 )
 from lightning_compress.selection.evidence import Evidence
 from lightning_compress.selection.normalizers import NORMALIZERS, Normalizer, among_kept
-from lightning_compress.trainer.imports import imported
+from lightning_compress.trainer.imports import check_takes, imported
 from lightning_compress.trainer.packages import MisconfigurationException
 
 
@@ -130,12 +130,13 @@ def _factors(criterion: Any) -> dict[str, float]:
 
 
 def _named(criterion: Any, seed: int) -> Criterion:
-    if callable(criterion):
-        function: Criterion = criterion
-        return function
     if criterion == "random":
         return partial(random, seed=seed)
-    return CRITERIA[criterion] if criterion in CRITERIA else imported(criterion, "criterion", CRITERIA)
+    if isinstance(criterion, str) and criterion in CRITERIA:
+        return CRITERIA[criterion]
+    function: Criterion = criterion if callable(criterion) else imported(criterion, "criterion", CRITERIA)
+    check_takes(function, "criterion", ["a group", "an `Evidence`"])
+    return function
 
 
 def score(criterion: Criterion, group: Group, evidence: Evidence) -> Tensor | None:
@@ -155,6 +156,11 @@ def score(criterion: Criterion, group: Group, evidence: Evidence) -> Tensor | No
     scores = criterion(group, evidence)
     if scores is None:
         return None
+    if not isinstance(scores, Tensor):
+        raise MisconfigurationException(
+            f"The criterion returned {scores!r} for group `{group.name}`, neither None nor a tensor of shape "
+            f"({group.size},)."
+        )
     if tuple(scores.shape) != (group.size,):
         raise MisconfigurationException(
             f"The criterion returned shape {tuple(scores.shape)} for group `{group.name}`, not ({group.size},)."

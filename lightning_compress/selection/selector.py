@@ -110,13 +110,30 @@ class Selector:
         """
         if self.target not in ("macs", "params") or not self.prunes:
             return
+        self._chosen(subject)
         descent = self._descent(self._ladders(subject, None, {}, {}))
         lowest, wanted = subject.counted(self.target, descent.keep(len(descent))), self.final(reference)
         if lowest > wanted:
             raise MisconfigurationException(
                 f"The target of {wanted:,.0f} {targets.UNITS[self.target]} cannot be reached: at least {lowest:,.0f} "
-                f"of {reference:,.0f} remain. Prune more layers, or raise `max_amount`."
+                f"of {reference:,.0f} remain. Prune more layers, or relax what limits it: {self._limits()}."
             )
+
+    def _chosen(self, subject: targets.Subject) -> list[Group]:
+        amounts = self.amounts(subject.groups)
+        chosen = [group for group in subject.groups if group.name in amounts]
+        if self.prunes and not chosen:
+            patterns = {"amount": self.amount, "layers": self.layers, "exclude": self.exclude}
+            settings = ", ".join(f"{name}={value!r}" for name, value in patterns.items() if value)
+            raise MisconfigurationException(
+                f"With {settings}, no layer remains to prune. Choose other patterns, or remove the callback."
+            )
+        return chosen
+
+    def _limits(self) -> str:
+        usual = {"layers": (), "exclude": (), "round_to": 1, "minimum": 1, "widths": None, "uniform": False}
+        unusual = [f"{name}={getattr(self, name)!r}" for name, value in usual.items() if getattr(self, name) != value]
+        return ", ".join([f"max_amount={self.max_amount!r}", *unusual])
 
     def check_effective(self, subject: targets.Subject, fraction: float, reference: float) -> None:
         """Check that the settings mask at least one channel, whatever the scores are.
@@ -129,14 +146,7 @@ class Selector:
         Raises:
             MisconfigurationException: naming the settings, if they do not.
         """
-        amounts = self.amounts(subject.groups)
-        chosen = [group for group in subject.groups if group.name in amounts]
-        if self.prunes and not chosen:
-            patterns = {"amount": self.amount, "layers": self.layers, "exclude": self.exclude}
-            settings = ", ".join(f"{name}={value!r}" for name, value in patterns.items() if value)
-            raise MisconfigurationException(
-                f"With {settings}, no layer remains to prune. Choose other patterns, or remove the callback."
-            )
+        chosen = self._chosen(subject)
         if not chosen or not fraction or self._has_effect(subject, chosen, fraction, reference):
             return
         sizes = [group.size for group in chosen]

@@ -4,11 +4,36 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lightning_compress.trainer.packages import MisconfigurationException
+
+
+def check_takes(function: Any, argument: str, names: Sequence[str]) -> None:
+    """Check that a function of the user's can be called with some positional arguments.
+
+    Args:
+        function: the function; one without a signature is not checked.
+        argument: name of the argument that holds it, for the error.
+        names: what it is called with.
+
+    Raises:
+        MisconfigurationException: if it takes other arguments.
+
+    Example:
+        >>> check_takes(lambda group, evidence: None, "criterion", ["a group", "an `Evidence`"])
+    """
+    try:
+        inspect.signature(function).bind(*names)
+    except ValueError:
+        return
+    except TypeError as error:
+        raise MisconfigurationException(
+            f"The function `{argument}={function!r}` must take {' and '.join(names)}: {error}."
+        ) from error
 
 
 def imported(path: Any, argument: str, choices: Iterable[str]) -> Any:

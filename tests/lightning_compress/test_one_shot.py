@@ -128,3 +128,20 @@ def test_what_is_declared_is_pruned() -> None:
     assert small.certificate.verified and small.head.in_features == 4
     with pytest.raises(InputError, match="'embeds'; the model has no such buffer, attribute or argument"):
         prune(net, images, 0.5, constants=["embeds"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"exclude": "*"}, r"With .*exclude=\('\*',\), no layer remains to prune"),
+        ({"round_to": 1000}, "cannot be reached: .* relax what limits it: .*round_to=1000"),
+        ({"minimum": 100}, "cannot be reached: .* relax what limits it: .*minimum=100"),
+        ({"scope": lambda group: [1]}, r"`scope` returned \[1\] for group '0'"),
+        ({"criterion": lambda group, evidence: [1] * group.size}, r"criterion returned \[1, .* for group `0`, neither"),
+    ],
+)
+def test_settings_that_prevent_pruning_are_named(options: dict[str, Any], message: str) -> None:
+    """Each by its name and value."""
+    net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
+    with pytest.raises(MisconfigurationException, match=message):
+        prune(net, torch.zeros(1, 2), 0.5, **options)

@@ -550,6 +550,7 @@ def test_validation_alone_does_nothing(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ({"on_failure": "ignore"}, "`on_failure` must be 'warn' or 'raise', got 'ignore'"),
+        ({"when": []}, r"`when` must be an epoch >= 0, .*; got \[\]"),
         ({"confidence": -1}, "`confidence`.*-1"),
         ({"dirpath": "s3://bucket/run"}, "`dirpath` must be a local folder, got 's3://bucket/run'"),
     ],
@@ -558,6 +559,11 @@ def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
     """Each bad argument is an error of the constructor that names it."""
     with pytest.raises(MisconfigurationException, match=message):
         ModelCompaction(**arguments)
+
+
+def test_the_ending_is_not_doubled() -> None:
+    """Whether the name has it or not."""
+    assert ModelCompaction(filename="small.ckpt").filename == ModelCompaction(filename="small").filename == "small"
 
 
 def test_a_second_run_does_not_overwrite_the_first(tmp_path: Path) -> None:

@@ -219,6 +219,8 @@ def test_maps_of_classes(tmp_path: Path) -> None:
         ({"weight": float("nan")}, "`weight` must be a finite number >= 0, got nan"),
         ({"temperature": float("inf")}, "`temperature` must be a finite number > 0, got inf"),
         ({"weight": -1.0}, "`weight` must be a number"),
+        ({"dim": "a"}, "`dim` must be an integer, got 'a'"),
+        ({"loss": lambda out: out.sum()}, "`loss=.*` must take the model's outputs and the teacher's outputs"),
         ({"temperature": 0.0}, "`temperature` must be a number"),
         ({"teacher": 3}, "`teacher` must be a module"),
         ({"loss": "cosine"}, "`loss='cosine'`"),
