@@ -177,12 +177,12 @@ class EntryProof:
         if [t.shape for t in before.values] != [t.shape for t in after.values]:
             return math.inf, "what it returns, whose shape follows the number of channels"
         errors = [(_relative(a, b), "what it returns") for a, b in zip(before.values, after.values, strict=True)]
-        for name, tensor in before.written.items():
-            errors.append((_relative(self._left_of(name, tensor), after.written[name]), f"what it writes to {name!r}"))
-        for name, tensor in before.gradients.items():
-            mask = self._plan.masks.get(name, torch.ones([], dtype=torch.bool)).to(tensor.device)
-            pair = self._left_of(name, tensor) * mask, after.gradients[name] * mask
-            errors.append((_relative(*pair, floor=floors[name]), f"{_OF_GRADIENTS} of {name!r}"))
+        for name in before.written | after.written:
+            error = self._gap(name, before.written.get(name), after.written.get(name))
+            errors.append((error, f"what it writes to {name!r}"))
+        for name in before.gradients | after.gradients:
+            pair = before.gradients.get(name), after.gradients.get(name)
+            errors.append((self._gap(name, *pair, floors.get(name, 0.0), inner=True), f"{_OF_GRADIENTS} of {name!r}"))
         return max(errors, key=lambda pair: pair[0], default=(0.0, ""))
 
     def _compare_hooks(
@@ -190,10 +190,9 @@ class EntryProof:
     ) -> None:
         """Refuse a compaction after which hooks change gradients or parameters differently than with masks."""
         least = min(floors.values(), default=0.0)
-        for (what, name), tensor in before.hooked.items():
-            mask = self._plan.masks.get(name, torch.ones([], dtype=torch.bool)).to(tensor.device)
-            pair = self._left_of(name, tensor) * mask, after.hooked[what, name] * mask
-            error = _relative(*pair, floor=floors.get(name, least))
+        for what, name in before.hooked | after.hooked:
+            pair = before.hooked.get((what, name)), after.hooked.get((what, name))
+            error = self._gap(name, *pair, floors.get(name, least), inner=True)
             if not error <= tolerance:
                 raise VerificationError(
                     f"Hooks that run after the gradients of {entry.name!r} change the {what} {name!r} differently than "
@@ -221,9 +220,16 @@ class EntryProof:
                     "unchanged. Compact after training, or compute it from tensors that keep their size."
                 )
 
-    def _left_of(self, name: str, tensor: Tensor) -> Tensor:
-        cut = self._plan.slices.get(name)
-        return tensor if cut is None else cut.apply(tensor)
+    def _gap(
+        self, name: str, before: Tensor | None, after: Tensor | None, floor: float = 0.0, inner: bool = False
+    ) -> float:
+        """Return the relative error of what belongs to a parameter or buffer; what a run lacks counts as zeros."""
+        cut, mask = self._plan.slices.get(name), self._plan.masks.get(name) if inner else None
+        before = before if before is None or cut is None else cut.apply(before)
+        one, other = (t if t is None or mask is None else t * mask.to(t.device) for t in (before, after))
+        if one is None or other is None:
+            return math.inf if any(t is not None and bool(t.count_nonzero()) for t in (one, other)) else 0.0
+        return _relative(one, other, floor)
 
     def _outcome(
         self,

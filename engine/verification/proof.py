@@ -101,7 +101,7 @@ class Proof:
         for dtype in (torch.float64, *([torch.float32] if own.itemsize < torch.float32.itemsize else []), None):
             tensors = run_tensors(model, self._graph, self._masked, dtype, masked=True)
             # a list of pictures is not a batch: it runs as it is, if not with more of them
-            self._dtype = dtype
+            self._dtype, self._runs, self._independent = dtype, [], False
             if self._run_samples(dtype, tensors) or self._attempt(Trial(None, False, dtype), tensors):
                 break
         else:

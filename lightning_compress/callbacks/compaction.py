@@ -339,14 +339,18 @@ class ModelCompaction(CompressionCallback):
             monitor.record(trainer, pl_module)
         if training:
             check_no_buffers(model)
-        else:
-            make_permanent(model)
-        example = self.example(trainer, pl_module)
-        masked = self._masked_copy(trainer, model)
-        graph = self.trace(trainer, pl_module, training or not self.save_weights_only, not training)
-        plain = False if training else self.plain_norms
-        job = Job(path, example, masks or None, graph, self.confidence, training, self.reindex, plain)
-        plan, certificate = shrink(trainer, pl_module, job, alone)
+        undo = None if training else make_permanent(model)
+        try:
+            example = self.example(trainer, pl_module)
+            masked = self._masked_copy(trainer, model)
+            graph = self.trace(trainer, pl_module, training or not self.save_weights_only, not training)
+            plain = False if training else self.plain_norms
+            job = Job(path, example, masks or None, graph, self.confidence, training, self.reindex, plain)
+            plan, certificate = shrink(trainer, pl_module, job, alone)
+        except BaseException:
+            if undo is not None:
+                undo()
+            raise
         if plan.is_empty:
             return False
         self._time(trainer, masked, model, example)

@@ -4,12 +4,13 @@ optimizers, averaged copies, masks of callbacks, compiled code."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import engine
@@ -122,8 +123,24 @@ def check_no_buffers(model: nn.Module) -> None:
         )
 
 
-def make_permanent(model: nn.Module) -> None:
-    """Make the masks of `torch.nn.utils.prune` permanent, removing its parameters and buffers."""
+def make_permanent(model: nn.Module) -> Callable[[], None]:
+    """Make the masks of `torch.nn.utils.prune` permanent, removing its parameters and buffers.
+
+    Returns:
+        A function that undoes it while the parameters have the same shapes.
+    """
+    originals: list[tuple[nn.Module, str, Tensor, Tensor]] = []
     for name, own in engine.read_masks(model).items():
-        for parameter in own:
-            prune.remove(model.get_submodule(name), parameter.removesuffix("_orig"))
+        module = model.get_submodule(name)
+        for parameter, mask in own.items():
+            originals.append((module, parameter, mask, getattr(module, f"{parameter}_orig").detach().clone()))
+            prune.remove(module, parameter)
+
+    def undo() -> None:
+        for module, parameter, mask, original in originals:
+            if getattr(module, parameter).shape != original.shape:
+                continue  # it is compacted already
+            prune.custom_from_mask(module, parameter, mask)
+            getattr(module, f"{parameter}_orig").data.copy_(original)
+
+    return undo

@@ -112,3 +112,17 @@ def test_hooks_on_gradients(mixes: bool) -> None:
             compact(net, lambda x: net(x).mean(), after=hooks)
     else:
         assert compact(net, lambda x: net(x).mean(), after=hooks).certificate.entries == ("step",)
+
+
+@pytest.mark.parametrize("wide", [True, False], ids=["of wide layers", "of narrow layers"])
+def test_a_gradient_that_a_hook_drops_by_width_is_refused(wide: bool) -> None:
+    """With masks or without, it is there in one of the two runs only."""
+    net = Net()
+
+    def drop() -> None:
+        if (len(net.one.weight) > 5) is wide:
+            net.one.weight.grad = None
+
+    with pytest.raises(VerificationError, match=r"the gradient of 'one\.weight' differently"):
+        compact(net, lambda x: net(x).mean(), after=drop)
+    assert net.one.out_features == 8

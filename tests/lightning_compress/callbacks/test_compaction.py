@@ -109,6 +109,22 @@ def test_masks_that_are_not_permanent_are_made_so(tmp_path: Path) -> None:
     assert difference(load_compacted(compaction.checkpoint_path, Wrapped), module) == 0.0
 
 
+def test_masks_are_not_permanent_if_the_compaction_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is as before: its originals, masked weights included, and the masks."""
+
+    def fail(*args: Any) -> Any:
+        raise VerificationError("This is a test.")
+
+    monkeypatch.setattr(compaction_module, "shrink", fail)
+    module = seeded(Wrapped)
+    pruning = structured(module, "wide", make_pruning_permanent=False)
+    with pytest.warns(UserWarning, match=r"is unchanged: This is a test\."):
+        fit(module, tmp_path, pruning, MaskConflictRepair(), ModelCompaction())
+    wide = module.net.wide
+    assert not wide.weight_mask.all() and wide.weight_orig[wide.weight_mask == 0].count_nonzero() > 0
+    assert torch.equal(wide.weight, wide.weight_orig * wide.weight_mask)
+
+
 def test_module_and_parameters_stay_the_same_objects(tmp_path: Path) -> None:
     """Compaction is in place: modules, Parameters and the optimizer's references to them are those of before."""
     module = seeded(Wrapped)
