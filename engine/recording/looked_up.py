@@ -155,16 +155,39 @@ class _Search:
             return
         literal = literal_name(lookup, code.tree)
         owner, prefix = self._modules[name], f"{name}." if name else ""
-        if literal is not None and kind != "getattr":
-            reached = {prefix + literal}
+        names = {literal} if literal is not None and kind != "getattr" else self._names_listed(lookup, code)
+        if names is not None:
+            reached = {prefix + attribute for attribute in names}
             self.tensors |= reached
             reached = {part for part in reached if part in self._modules}
         else:
             reached = {name}
         for part in reached:
             self._reach(part, of_parts=gives_parts)
-        if literal is None and not gives_parts:
+        if names is None and not gives_parts:
             self.tensors |= {prefix + key for key in (*owner._parameters, *owner._buffers)}
+
+    def _names_listed(self, lookup: ast.AST, code: _Code) -> set[str] | None:
+        """Return the names in an attribute that ``getattr(self, key) for key in self.keys`` goes through."""
+        match lookup:
+            case ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Name(id=key), *_]):
+                loops = [n for n in nodes_of(code.tree, ast.For, ast.comprehension) if _is_named(n.target, key)]
+            case _:
+                return None
+        names: set[str] = set()
+        for loop in loops:
+            path: Any = loop.iter
+            match path, loop.target:
+                case ast.Call(func=ast.Attribute(value=table, attr="items")), ast.Tuple(elts=[ast.Name(id=first), _]):
+                    path = table if first == key else None
+                case ast.Call(func=ast.Attribute(value=table, attr="keys")), ast.Name():
+                    path = table
+            owners = self._modules_of(path.value, code) if isinstance(path, ast.Attribute) else set()
+            lists = [vars(self._modules[owner]).get(getattr(path, "attr", "")) for owner in owners]
+            if not lists or not all(map(_is_list_of_names, lists)):
+                return None
+            names |= {name for held in lists for name in held or ()}
+        return names if loops else None
 
     def _reach(self, name: str, of_parts: bool) -> None:
         """Count all parameters and buffers in a module, and all layers in it if code may take these."""
@@ -322,6 +345,10 @@ def _functions_within(tree: ast.AST, name: str) -> Iterator[Any]:
             yield from [node] if node.name == name and node is not tree else []
         elif isinstance(node.value, ast.Lambda) and any(_is_named(target, name) for target in node.targets):
             yield node.value
+
+
+def _is_list_of_names(held: Any) -> bool:
+    return isinstance(held, (dict, list, tuple, set)) and all(isinstance(name, str) for name in held)
 
 
 def _is_named(target: ast.AST, variable: str) -> bool:

@@ -165,7 +165,7 @@ class _Replacements:
         values = [value for name in ran for value in _values_of_module(name, self._runs.modules, self._dataflow)]
         values += [v for node in ops for v in self._values_of_op(node, ran)]
         self._use(values, place)
-        if not call.is_complete or not (ops or ran):
+        if (not call.is_complete or not (ops or ran)) and (ops or ran or _may_hold_values(call)):
             self._use_around(call.code, place, call.owner)
 
     def _values_of_op(self, node: Node, covered: Collection[str]) -> Iterator[Value]:
@@ -201,6 +201,12 @@ class _Replacements:
         reason = f"may go through another layer or function, which the code at {shown_place(place)} chooses"
         use_values_around_code(code, self._runs.modules, self._dataflow, self._assumptions, reason)
         self._assumptions.keeping.add(place)
+
+
+def _may_hold_values(call: HeldCall) -> bool:
+    """Whether a call passes anything on, or may be one of an inner function, which holds variables around it."""
+    inner = any(isinstance(constant, CodeType) for constant in call.code.co_consts)
+    return bool(call.node.args or call.node.keywords) or inner
 
 
 def _values_of_module(name: str, modules: Mapping[str, nn.Module], dataflow: Dataflow) -> Iterator[Value]:

@@ -196,12 +196,13 @@ class _UntakenBranches:
             self._touch(read, Effect.USES, branch)
         for name, values in values_read.items():
             effect = Effect.USES if name in used else effects.get(name, Effect.KEEPS)
-            changes = effect in (Effect.KEEPS_ZERO, Effect.CHANGES)
-            if changes and any(value.stored for value in values):
-                effect = Effect.USES  # what a weight is combined with has its full shape
+            is_weight = effect is Effect.CHANGES and any(value.stored for value in values)
+            if is_weight:  # what is added to it has its full shape
+                effect = Effect.USES
+                self._assumptions.vary(values)
             elif effect is Effect.CHANGES and branch.mentioned_modules():
                 effect = Effect.KEEPS_ZERO  # the outputs of modules that ran elsewhere are masked as well
-            if changes or name in used:
+            if is_weight or name in used or effect in (Effect.KEEPS_ZERO, Effect.CHANGES):
                 self._note(self.notes.read, branch)
                 self._touch(values, effect, branch)
             elif effect is Effect.USES:

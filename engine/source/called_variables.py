@@ -7,7 +7,7 @@ import builtins
 import functools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from types import BuiltinFunctionType, CodeType
+from types import BuiltinFunctionType, CodeType, ModuleType
 from typing import Any
 
 from torch import nn
@@ -216,6 +216,8 @@ class _Held:
             return False
         if isinstance(expr, ast.Subscript) and not isinstance(expr.value, ast.Name):
             return self._add_objects(expr.value)
+        if isinstance(expr, ast.Call) and getattr(expr.func, "id", "") == "getattr" and len(expr.args) > 1:
+            return self._is_of_torch(expr.args[0]) and self.add(*expr.args[2:])
         inner = items_in(expr)
         if isinstance(expr, ast.Call) and not inner:
             kinds = list(self._reader._candidates(expr.func))
@@ -223,6 +225,11 @@ class _Held:
             is_layer = bool(of_torch) and all(kind.__module__.startswith("torch.") for kind in of_torch)
             return self.add(*expr.args) and is_layer if of_torch else _is_carrier(expr.func)
         return self.add(*inner) and (bool(inner) or isinstance(expr, (ast.List, ast.Tuple, ast.Dict)))
+
+    def _is_of_torch(self, owner: ast.expr) -> bool:
+        """Whether an expression is a Python module of torch, whose attributes are functions and classes."""
+        held = list(self._reader._candidates(owner))
+        return bool(held) and all(isinstance(m, ModuleType) and m.__name__.startswith("torch.") for m in held)
 
     def _arguments(self) -> Collection[str]:
         code = self._reader.code

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from engine.recording import replaced_calls, unreached, untaken
 from engine.recording.idle_modules import IdleModules
 from engine.recording.recorder import Recorder
+from engine.recording.untaken import UntakenBranch
 from engine.source import branches
 from engine.source.effects import Effect
 from tests.engine.traps.trap import Ablation, Trap, Use, once
@@ -522,7 +523,8 @@ def _no_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(untaken.UntakenBranch, "replaced", lambda self, selecting: set())
-    monkeypatch.setattr(unreached._UntakenBranches, "_use_values_of_consumer", lambda self, branch: None)
+    monkeypatch.setattr(UntakenBranch, "consumer", lambda self: None)
+    monkeypatch.setattr(unreached, "values_instead", lambda branch, runs, dataflow: [])
 
 
 def _nothing_is_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
