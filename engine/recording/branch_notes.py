@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from engine.program.places import shown_place
 
-__all__ = ["BranchNotes", "listed"]
+__all__ = ["BranchNotes", "listed", "notes_on_modules"]
 
 _MOST_NAMES = 6
 _ADVICE = "Pass an example, or an entry, that runs it."
@@ -72,3 +72,25 @@ def listed(items: Iterable[str]) -> str:
     names = list(items)
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return ", ".join(names[:_MOST_NAMES]) + more
+
+
+def notes_on_modules(idle: Iterable[str], methods: Iterable[str]) -> list[str]:
+    """Return messages about modules that did not run, and about methods that were not recorded.
+
+    Args:
+        idle: names of modules.
+        methods: names of methods that read layers.
+
+    Example:
+        >>> notes_on_modules(["head"], [])
+        ['Modules that did not run and keep all channels: head.']
+    """
+    notes = []
+    if idle := list(idle):
+        notes.append(f"Modules that did not run and keep all channels: {listed(idle)}.")
+    if methods := list(methods):
+        notes.append(
+            f"Methods that read layers and were not recorded: {listed(methods)}. If code outside of the model calls "
+            "them, record them as `entries`."
+        )
+    return notes

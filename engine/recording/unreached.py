@@ -18,7 +18,7 @@ from engine.program.places import shown_place
 from engine.recording.argument_fallbacks import assume_fallbacks_vary
 from engine.recording.assumptions import Assumptions
 from engine.recording.attribute_choices import use_values_chosen_by_lists
-from engine.recording.branch_notes import BranchNotes, listed
+from engine.recording.branch_notes import BranchNotes, notes_on_modules
 from engine.recording.dataflow import Dataflow
 from engine.recording.dynamic_calls import assume_nothing_of_dynamic_calls
 from engine.recording.forward_arguments import ForwardArguments
@@ -80,12 +80,7 @@ def assumptions_about_unreached_code(
     use_values_picked_by_numbers(runs, arguments.options_of, mutability, dataflow, assumptions)
     assume_nothing_of_unread_functions(runs, idle, mutability, dataflow, assumptions)
     use_values_around_removable_hooks(runs.modules, dataflow, assumptions)
-    assumptions.notes += [f"Modules that did not run and keep all channels: {listed(idle.owners)}."] * bool(idle.owners)
-    if methods := unrecorded_methods(runs.modules.values()):
-        assumptions.notes.append(
-            f"Methods that read layers and were not recorded: {listed(methods)}. If code outside of the model calls "
-            "them, record them as `entries`."
-        )
+    assumptions.notes += notes_on_modules(idle.owners, unrecorded_methods(runs.modules.values()))
     assumptions.notes += branches.notes.messages()
     return assumptions
 
@@ -119,7 +114,8 @@ class _UntakenBranches:
         self._files = source_files(runs.modules[""])
         self._open: dict[tuple[CodeType, str], list[UntakenBranch]] = {}
         self._names = {id(module): name for name, module in runs.modules.items()}
-        self._types_matter, self.notes = False, BranchNotes()
+        self._types_matter = False
+        self.notes = BranchNotes()
         self._fixed: dict[tuple[Branch, str, bool], bool] = {}
         self._values_of_calls: dict[str, dict[int, Value]] = {}
 
@@ -397,4 +393,5 @@ class _UntakenBranches:
         return bool(others) and not self._is_fixed_by_code(branch, types_agree=True)
 
     def _undeclared(self, branch: UntakenBranch, names: Collection[str]) -> set[str]:
-        return {name for name in names if name != branch.self_name and not self._declared_of(branch)(name)}
+        declared = self._declared_of(branch)
+        return {name for name in names if name != branch.self_name and not declared(name)}
