@@ -237,7 +237,7 @@ class _Search:
 
     # ------------------------------------------------------------------ modules
 
-    def _modules_of(self, node: ast.AST, code: _Code, through: frozenset[str] = frozenset()) -> set[str]:
+    def _modules_of(self, node: ast.AST, code: _Code, through: Collection[str] = ()) -> set[str]:
         """Return the modules that an expression may be or contain; ``through``: the variables that led to it."""
         match node:
             case ast.Name(id=name):
@@ -260,13 +260,13 @@ class _Search:
                 return self._modules_of(value, code, through)
         return set()
 
-    def _held(self, variable: str, code: _Code, through: frozenset[str]) -> set[str]:
+    def _held(self, variable: str, code: _Code, through: Collection[str]) -> set[str]:
         if variable in through:
             return set()
         if variable in code.arguments:
             return set(code.arguments[variable])
         held = set() if code.held is None else set(code.held(variable))
-        further = through | {variable}
+        further = {*through, variable}
         for node in nodes_of(code.tree, ast.For, ast.comprehension):
             if _is_named(node.target, variable):
                 held |= self._items(self._modules_of(node.iter, code, further))
@@ -276,7 +276,7 @@ class _Search:
                 held |= self._modules_of(node.value, code, further)
         return held
 
-    def _results(self, call: ast.Call, code: _Code, through: frozenset[str]) -> set[str]:
+    def _results(self, call: ast.Call, code: _Code, through: Collection[str]) -> set[str]:
         """Return the modules that a call may return."""
         function = call.func
         if isinstance(function, ast.Name):
