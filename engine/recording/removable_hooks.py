@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import linecache
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -14,8 +12,7 @@ from engine.recording.assumptions import Assumptions
 from engine.recording.dataflow import Dataflow
 from engine.recording.model_code import user_classes
 from engine.recording.surroundings import values_around
-from engine.source.function_text import syntax_of_file
-from engine.source.static_attributes import table_of
+from engine.source.setup_code import syntax_of_python_module
 
 __all__ = ["use_values_around_removable_hooks"]
 
@@ -66,15 +63,7 @@ def _is_of_user(hook: Any) -> bool:
 def _removes_hooks(model: nn.Module) -> bool:
     """Whether code of a model mentions a method ``remove`` without arguments, or the tables of hooks."""
     names = {cls.__module__ for cls in user_classes(model)}
-    return any(map(_mentions_removal, map(_tree_of, names)))
-
-
-def _tree_of(python_module: str) -> ast.Module | None:
-    lines = linecache.getlines(str(table_of(sys.modules.get(python_module)).get("__file__")))
-    try:
-        return syntax_of_file("".join(lines)) if lines else None
-    except (SyntaxError, ValueError):
-        return None
+    return any(map(_mentions_removal, map(syntax_of_python_module, names)))
 
 
 def _mentions_removal(tree: ast.Module | None) -> bool:

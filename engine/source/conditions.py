@@ -58,6 +58,7 @@ _TENSOR_ATTRIBUTES = frozenset("dtype device requires_grad is_cuda grad_fn is_ne
 _SIZES = {"ndim", "shape"}
 _TORCH = frozenset({"torch", "torch.functional", "torch.nn.functional"})
 _KEEP_LENGTH = {"enumerate", "list", "reversed", "sorted", "tuple", "zip"}
+_ALL_ITEMS = {"children", "items", "keys", "named_children", "values"}
 _CONTAINERS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
 _MISSING, _ALL_LINES = object(), range(sys.maxsize)
 
@@ -189,14 +190,17 @@ class Conditions:
             return all(not g.ifs and self._has_fixed_length(g.iter, visited) for g in items.generators)
         if isinstance(items, ast.Call) and isinstance(items.func, ast.Name) and items.func.id in _KEEP_LENGTH:
             return all(self._has_fixed_length(own, visited) for own in items.args)
+        if isinstance(items, ast.Call) and isinstance(items.func, ast.Attribute) and items.func.attr in _ALL_ITEMS:
+            return self._has_fixed_length(items.func.value, visited)
         return self._fixed(items, visited)
 
     def _may_count_further(self, name: str, binding: Binding, visited: _Visited) -> bool:
         """Whether a variable counts the rounds of a loop that may run more often in other calls."""
         items = counted_rounds(name, binding)
-        if items is None or (is_passed_from_outside(binding) and self._reads_variables(items)):
-            return items is not None
-        return not self._has_fixed_length(items, visited)
+        if items is None:
+            return False
+        from_variables = is_passed_from_outside(binding) and self._reads_variables(items)
+        return from_variables or not self._has_fixed_length(items, visited)
 
     def _reads_variables(self, items: ast.expr) -> bool:
         """Whether an expression outside of a comprehension reads variables for more than their attributes."""

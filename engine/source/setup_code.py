@@ -16,7 +16,7 @@ from engine.source.decorated import functions_behind
 from engine.source.function_text import syntax_of, syntax_of_file
 from engine.source.static_attributes import table_of
 
-__all__ = ["called_by_constructors_only", "functions_of", "is_setup", "run_by_forward"]
+__all__ = ["called_by_constructors_only", "functions_of", "is_setup", "run_by_forward", "syntax_of_python_module"]
 
 _PREFIXES = (
     *("__init__", "__post_init__", "__setstate__", "__new__", "__deepcopy__", "_init", "init", "_reset", "reset_param"),
@@ -74,7 +74,7 @@ def called_by_constructors_only(python_modules: frozenset[str]) -> frozenset[str
     """
     functions = [pair for name in python_modules for pair in _functions_in(name)]
     private = {name for name, _ in functions if name.startswith("_") and not name.startswith("__")}
-    trees = [_tree_of(name) for name in python_modules]
+    trees = [syntax_of_python_module(name) for name in python_modules]
     if None in trees:  # without the source there may be an alias, or a table of hooks
         return frozenset()
     private = private.difference(*map(_mentioned_outside_of_functions, trees))
@@ -133,7 +133,7 @@ def _mentioned(codes: Iterable[CodeType]) -> set[str]:
     return result
 
 
-def _tree_of(python_module: str) -> ast.Module | None:
+def syntax_of_python_module(python_module: str) -> ast.Module | None:
     """Return the syntax of a Python module; None without its source."""
     lines = linecache.getlines(str(table_of(sys.modules.get(python_module)).get("__file__")))
     try:

@@ -193,11 +193,7 @@ def masking_hooks(
     """Call the masking hooks of all callbacks before and after the body, which masks channels.
 
     Args:
-        trainer: the Trainer.
-        pl_module: the LightningModule.
-        path: path of the model inside the LightningModule.
-        masks: repaired masks of this pruning and of earlier ones, relative to the model.
-        graph: graph of the current model.
+        trainer, pl_module, path, masks, graph: as for `CompressionCallback.before_masking`.
     """
     callbacks = [c for c in trainer.callbacks if isinstance(c, CompressionCallback)]  # type: ignore[attr-defined]
     for callback in callbacks:

@@ -96,12 +96,15 @@ class _Layers(_Rounds):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.named = nn.ModuleDict({"last": nn.Linear(8, 8)})
 
     def forward(self, x: Tensor) -> Tensor:
         h, outputs = self.features(x), []
         for i, layer in enumerate(self.layers):
             h = layer(h) if i < 5 else layer(h).flip(1)
             outputs.append(h)
+        for i, (_, layer) in enumerate(self.named.items()):
+            h = layer(h) if i < 3 else layer(h).flip(1)
         for i, output in enumerate(zip(outputs, outputs[::-1], strict=True)):
             if i > 4:
                 h = output[0].flip(1)
