@@ -42,8 +42,17 @@ ROOT = Path(__file__).resolve().parents[1]
 START, END = "<!-- finetuning.py -->", "<!-- /finetuning.py -->"
 
 PRUNING = ("network", "times", "seed", "peers", "samples", "scope", "stream", "criterion")
-KEYS = (*PRUNING, "epochs", "lr", "weight", "batch", "precision", "device", "images")
-OPTIONS = ("lr", "weight", "batch", "precision", "samples", "device", "images")  # rows of a kind have the same
+KEYS = (*PRUNING, "epochs", "lr", "weight", "layers", "batch", "precision", "device", "images")
+OPTIONS = (
+    "lr",
+    "weight",
+    "layers",
+    "batch",
+    "precision",
+    "samples",
+    "device",
+    "images",
+)  # rows of a kind have the same
 SHOWN = ("lr", "weight")  # in the table, even where they are the same for all
 
 Row = dict[str, Any]
@@ -249,7 +258,7 @@ def trained(options: argparse.Namespace) -> Row:
         accelerator=options.device, devices=1, precision=options.precision,
         max_epochs=options.epochs, logger=False,
         enable_progress_bar=False, enable_model_summary=False, reload_dataloaders_every_n_epochs=1,
-        callbacks=[Distillation(teacher, weight=options.weight, model="net"),
+        callbacks=[Distillation(teacher, weight=options.weight, layers=options.layers or None, model="net"),
                    ModelCheckpoint(folder, save_last=True, save_top_k=0, save_on_train_epoch_end=True)],
     )  # fmt: skip
     last = folder / "last.ckpt"
@@ -275,7 +284,7 @@ def _about(row: Row, options: Sequence[str]) -> list[str]:
 
 
 def _plain(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else str(value) or "none"
 
 
 def _line(own: Sequence[Row], options: Sequence[str]) -> str:
@@ -326,6 +335,7 @@ def main() -> int:
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--weight", type=float, default=1.0, help="of the teacher's term")
+    parser.add_argument("--layers", default="", help="pattern of layers whose outputs follow the teacher's: layer?.?")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--precision", default="bf16-mixed")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="to train and to test on")
@@ -339,8 +349,10 @@ def main() -> int:
     options = parser.parse_args()
     if options.graphs and options.device != "cuda":
         parser.error("--graphs replays CUDA graphs: add --device cuda, or leave it out.")
+    if options.graphs and options.layers:
+        parser.error("--graphs replays the whole network, which hides its layers: leave out --graphs or --layers.")
     lines = options.keep.read_text().splitlines() if options.keep.exists() else []
-    table = [{"criterion": "reconstruction"} | json.loads(line) for line in lines]
+    table = [{"criterion": "reconstruction", "layers": ""} | json.loads(line) for line in lines]
     if options.finished and not table:
         parser.error(f"No run is finished in {options.keep}.")
     job = [getattr(options, key) for key in KEYS]

@@ -75,8 +75,9 @@ def test_the_best_of_the_rivals_trains_in_the_same_way(tmp_path: Path, monkeypat
 def test_the_stream_may_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the best of the rivals does; its row says so, and it starts from a file of its own."""
     run(tmp_path / "net", monkeypatch)
-    row = run(tmp_path / "net", monkeypatch, "--stream", "kept", "--scope", "group")
+    row = run(tmp_path / "net", monkeypatch, "--stream", "kept", "--scope", "group", "--layers", "layer?.?")
     assert row["by"] == "lightning-compress, within groups, stream kept" and row["left"] <= 1 / 2.1
+    assert row["layers"] == "layer?.?" and "| layer?.? |" in (tmp_path / "net" / "results.md").read_text()
     assert len(list((tmp_path / "net" / "runs").glob("*.pt"))) == 2
 
 
@@ -93,7 +94,15 @@ def test_each_set_of_options_trains_a_network_of_its_own(tmp_path: Path, monkeyp
 
 def _row(**options: Any) -> dict[str, Any]:
     about = {"network": "net", "times": 2.1, "seed": 0, "by": "lightning-compress", "epochs": 1, "lr": 0.05}
-    about |= {"weight": 1.0, "batch": 128, "precision": "bf16-mixed", "samples": 1024, "images": 100, "device": "cpu"}
+    about |= {
+        "weight": 1.0,
+        "layers": "",
+        "batch": 128,
+        "precision": "bf16-mixed",
+        "samples": 1024,
+        "images": 100,
+        "device": "cpu",
+    }
     return {**about, "before": 50.0, "curve": [60.0], "seconds": 60.0, **options}
 
 
@@ -106,13 +115,21 @@ def test_the_page_has_a_line_for_each_set_of_options() -> None:
         "| net | 2.1 | lightning-compress | 1 | 0.05 | 1 | 50.00 | 60.00, 62.00, 64.00 | 62.00 ± 2.00 | 1.0 |" in text
     )
     assert "| net | 2.1 | lightning-compress | 1 | 0.02 | 4 | 50.00 | 70.00 | 70.00 | 1.0 |" in text
-    assert "for all: batch 128, precision bf16-mixed, samples 1024, device cpu, images 100." in text
+    assert "for all: layers none, batch 128, precision bf16-mixed, samples 1024, device cpu, images 100." in text
     assert "- net, 2.1 times fewer, lightning-compress, epochs 1, lr 0.02, weight 4, seed 0: 70.00" in text
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("batch", 64), ("precision", "32-true"), ("samples", 512), ("device", "cuda"), ("images", 50), ("lr", 0.1)],
+    [
+        ("batch", 64),
+        ("precision", "32-true"),
+        ("samples", 512),
+        ("device", "cuda"),
+        ("images", 50),
+        ("lr", 0.1),
+        ("layers", "layer?.?"),
+    ],
 )
 def test_rows_with_other_options_are_not_averaged(key: str, value: Any) -> None:
     """Whatever option they differ in, it is in the table."""
