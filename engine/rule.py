@@ -12,10 +12,10 @@ from engine.analysis.constants import Constants
 from engine.analysis.labels import Labels
 from engine.analysis.use import Use
 from engine.errors import RuleError
+from engine.numbers.sizes import numbers_in
 from engine.program.contraction import Contraction
 from engine.program.expressions import Expr
 from engine.program.graph import Graph, Node, Value
-from engine.source.sizes import numbers_in
 
 __all__ = ["Demand", "Rare", "Registry", "Rule", "Sample", "Shapes", "Statistic", "as_recorded"]
 

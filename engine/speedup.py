@@ -22,11 +22,11 @@ from engine.masks import canonical_masks, load_masks
 from engine.ops import rules_of
 from engine.program.graph import Graph
 from engine.program.stored import settled
-from engine.recording.evaluation import sharing_contents
-from engine.recording.inputs import check_model
 from engine.removal.finite import check_finite
 from engine.removal.structure import structure_of
 from engine.rule import Registry
+from engine.running.evaluation import sharing_contents
+from engine.running.inputs import check_model
 from engine.surgery.exchange import Exchange, Replace
 from engine.surgery.kinds import joined
 from engine.surgery.kinds.norms import NarrowedNorm, is_root_mean_square

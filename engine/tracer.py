@@ -16,7 +16,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from engine.alternatives.arguments import Arguments
+from engine.alternatives.attributes import Attribute, Settings
+from engine.alternatives.axes import axes_of
+from engine.alternatives.modes import Calls, Switches, may_differ, watched
+from engine.alternatives.mutable_state import MutableState
+from engine.alternatives.outer_values import OuterValue, OuterValues
 from engine.errors import TraceError
+from engine.numbers.integers import tagged
+from engine.numbers.sizes import Size
 from engine.ops.calls import FUNCTIONS
 from engine.ops.draws import drops_entries, entrywise
 from engine.ops.opaque import LITERAL
@@ -28,32 +36,12 @@ from engine.program.garbage import uncollected
 from engine.program.graph import Graph, Node
 from engine.program.stored import distinct_modules, settled
 from engine.program.trees import tensors_in
-from engine.recording.arguments import Arguments
-from engine.recording.attributes import Attribute, Settings
-from engine.recording.axes import axes_of
-from engine.recording.caches import bypassing_caches
 from engine.recording.combinations import Combinations, Situation
 from engine.recording.deciding_attributes import record_deciding_attributes
 from engine.recording.entry_recorder import EntryRecorder
-from engine.recording.evaluation import Contents, evaluating, preserving_buffers, sharing_contents
-from engine.recording.fakes import Fakes
-from engine.recording.inputs import (
-    NEEDS_DATA,
-    call_entry,
-    call_model,
-    check_model,
-    larger_inputs,
-    recording_error,
-    resolve_inputs,
-)
-from engine.recording.modes import Calls, Switches, may_differ, watched
-from engine.recording.mutable_state import MutableState
 from engine.recording.outer_modules import module_stack, preserving_outer_modules
-from engine.recording.outer_values import OuterValue, OuterValues
-from engine.recording.process import EXCLUSIVE, seeded, silenced
 from engine.recording.recorder import Recorder
 from engine.recording.resized_runs import record_other_sizes, record_sizes_of_way
-from engine.recording.scripted import unscripted
 from engine.recording.train_mode import modules_needing_train_mode
 from engine.recording.variants import (
     RecordedWay,
@@ -64,8 +52,20 @@ from engine.recording.variants import (
     record_settings,
     record_substitutes,
 )
-from engine.source.integers import tagged
-from engine.source.sizes import Size
+from engine.running.caches import bypassing_caches
+from engine.running.evaluation import Contents, evaluating, preserving_buffers, sharing_contents
+from engine.running.fakes import Fakes
+from engine.running.inputs import (
+    NEEDS_DATA,
+    call_entry,
+    call_model,
+    check_model,
+    larger_inputs,
+    recording_error,
+    resolve_inputs,
+)
+from engine.running.process import EXCLUSIVE, seeded, silenced
+from engine.running.scripted import unscripted
 from engine.surgery.kinds.attention import headwise, shape_free
 from engine.surgery.kinds.norms import plain_norms, spans_of
 

@@ -21,10 +21,10 @@ from engine.compaction.parts import remember
 from engine.compaction.sharing import sharing_of
 from engine.compaction.slices import Slice
 from engine.errors import PlanError
+from engine.numbers.integers import with_integers
 from engine.program.arrays import is_finite, same_entries
 from engine.program.sharded import why_sharded
 from engine.program.stored import stored_tensors
-from engine.source.integers import with_integers
 from engine.surgery.exchange import Change, Replace, Undo
 from engine.surgery.kinds import exchanges_from
 

@@ -18,9 +18,9 @@ from torch.nn.parameter import is_lazy
 
 from engine.compaction.slices import Slice
 from engine.errors import PlanError
+from engine.numbers.counts import Dimension, blocks, follows, sizes_of
+from engine.numbers.integers import integers
 from engine.program.stored import distinct_modules, stored_tensors
-from engine.source.counts import Dimension, blocks, follows, sizes_of
-from engine.source.integers import integers
 from engine.surgery.exchange import Exchange
 from engine.surgery.kinds.norms import NarrowedNorm
 from engine.surgery.kinds.spread import Spread

@@ -27,11 +27,11 @@ from engine.ops.columns import columns, columns_at
 from engine.program.dtensors import has_shards, local, placeholders, resharded
 from engine.program.graph import Graph, Node
 from engine.program.trees import tensors_in
-from engine.recording.inputs import check_model
-from engine.recording.tensor_backup import unwritten
 from engine.removal.keep import consumers
 from engine.removal.propagate import Structure
 from engine.removal.structure import structure_of
+from engine.running.inputs import check_model
+from engine.running.tensor_backup import unwritten
 from engine.surgery.kinds.norms import wide_norms
 from engine.tracer import trace
 

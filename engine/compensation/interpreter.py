@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from engine.compensation.weights import Weights
 from engine.errors import InputError
+from engine.numbers.sizes import numbers_in
 from engine.program.dtensors import has_shards, precision, whole
 from engine.program.expressions import AttributeOf, evaluate
 from engine.program.graph import Graph, Node, Value, walk_values
 from engine.program.trees import map_tensors, tensors_in
-from engine.recording.inputs import call_model
 from engine.recording.recorder import MODULE
-from engine.recording.tensor_backup import unwritten
 from engine.recording.versions import WRITE
-from engine.source.sizes import numbers_in
+from engine.running.inputs import call_model
+from engine.running.tensor_backup import unwritten
 from engine.surgery.kinds.norms import WideNorm, wide_norms
 
 __all__ = ["Run", "advance", "check_program", "first_path"]

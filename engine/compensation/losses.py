@@ -25,11 +25,11 @@ from engine.compensation.weights import Weights
 from engine.groups import Group, units_at
 from engine.ops.columns import columns, columns_at
 from engine.program.graph import Graph
-from engine.recording.evaluation import evaluating
-from engine.recording.inputs import check_model
-from engine.recording.tensor_backup import unwritten
 from engine.removal.keep import Consumer, consumers
 from engine.removal.structure import structure_of
+from engine.running.evaluation import evaluating
+from engine.running.inputs import check_model
+from engine.running.tensor_backup import unwritten
 from engine.surgery.kinds.norms import WideNorm, wide_norms
 from engine.tracer import trace
 

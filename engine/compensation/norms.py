@@ -17,10 +17,10 @@ from engine.errors import InputError
 from engine.program.dtensors import resharded, spread, whole
 from engine.program.stored import distinct_modules
 from engine.program.trees import tensors_in
-from engine.recording.evaluation import evaluating
-from engine.recording.inputs import call_model, check_model
-from engine.recording.tensor_backup import unwritten
-from engine.source.provenance import METADATA_FUNCTIONS, QUERY_PREFIXES
+from engine.running.evaluation import evaluating
+from engine.running.inputs import call_model, check_model
+from engine.running.provenance import METADATA_FUNCTIONS, QUERY_PREFIXES
+from engine.running.tensor_backup import unwritten
 
 __all__ = ["recalibrate_norms"]
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from engine.program.dtensors import is_spread, spread, stand_in, whole
 from engine.program.graph import Node
-from engine.recording.evaluation import evaluating
+from engine.running.evaluation import evaluating
 
 __all__ = ["Alone", "Processes", "Weights"]
 

@@ -18,10 +18,10 @@ from engine.masks import ZEROS, canonical_masks, load_masks, read_masks
 from engine.ops import rules_of
 from engine.program.graph import Graph, Node, Value
 from engine.program.trees import map_tensors, tensors_in
-from engine.recording.evaluation import evaluating
-from engine.recording.inputs import check_model
 from engine.removal.shrink import Shrunk
 from engine.rule import Registry
+from engine.running.evaluation import evaluating
+from engine.running.inputs import check_model
 from engine.tracer import trace
 
 __all__ = ["Counter", "count_flops_params"]

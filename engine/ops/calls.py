@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from engine.flow.effects import Functions
 from engine.ops import contraction, norm, products, span
 from engine.ops.filled import OF_ONE_NUMBER
 from engine.program.graph import Node, Value
-from engine.source.effects import Functions
 
 __all__ = ["FUNCTIONS"]
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.program.signature import signature
-from engine.recording.recomputed import RecomputedTensor
+from engine.running.recomputed import RecomputedTensor
 
 __all__ = ["COLUMNS", "in_float64", "output_sizes"]
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.program.graph import Node
 from engine.program.signature import signature
-from engine.recording.process import seed_generators
+from engine.running.process import seed_generators
 
 __all__ = ["EvenDraws", "draws", "drops_entries", "entrywise"]
 

@@ -18,9 +18,9 @@ from engine.analysis.labels import Labels
 from engine.analysis.use import Use
 from engine.program.arrays import support
 from engine.program.graph import Node, Value
-from engine.recording.probe import Probe, channel_inputs, channel_outputs
 from engine.recording.recorder import MODULE
 from engine.rule import Rule, Statistic
+from engine.running.probe import Probe, channel_inputs, channel_outputs
 
 __all__ = ["LITERAL", "RULES"]
 

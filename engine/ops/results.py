@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.ops.convolving import output_sizes
 from engine.program.signature import signature
-from engine.recording.fakes import Layout
+from engine.running.fakes import Layout
 
 __all__ = ["layout_of_result"]
 

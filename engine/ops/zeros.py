@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.ops import convolving
 from engine.program.signature import signature
-from engine.recording.recomputed import RecomputedTensor
+from engine.running.recomputed import RecomputedTensor
 
 __all__ = ["in_float64"]
 

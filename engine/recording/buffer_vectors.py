@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.program.signature import Signature
 from engine.program.trees import tensors_in
-from engine.recording.opaque_modules import storage_of
+from engine.running.opaque_modules import storage_of
 from engine.source.sites import Site
 
 __all__ = ["VectorCall", "BufferVectors"]

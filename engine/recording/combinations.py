@@ -15,14 +15,14 @@ from typing import Any
 
 from torch import nn
 
+from engine.alternatives.arguments import Arguments
+from engine.alternatives.attributes import Settings, run_signature
+from engine.alternatives.data_decisions import Answers, DataDecision
+from engine.alternatives.modes import SWITCHES
+from engine.alternatives.outer_values import OuterValue, OuterValues
 from engine.program.expressions import Guard
 from engine.program.graph import Node, Value
-from engine.recording.arguments import Arguments
-from engine.recording.attributes import Settings, run_signature
-from engine.recording.data_decisions import Answers, DataDecision
 from engine.recording.entry_recorder import EntryRecorder
-from engine.recording.modes import SWITCHES
-from engine.recording.outer_values import OuterValue, OuterValues
 from engine.recording.resized_runs import record_sizes_of_way
 from engine.recording.tape import repeats
 from engine.recording.variants import attempt, record_arguments, record_data_decisions

@@ -17,23 +17,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from engine.alternatives.attributes import Attribute, turning_points
+from engine.alternatives.mutable_state import MutableState
+from engine.flow.branches import Branch
+from engine.flow.coverage import CoverageTracer, FunctionCoverage
+from engine.flow.rounds import add_new
+from engine.flow.tested import attributes_tested, variables_tested
+from engine.numbers.integers import integers
+from engine.observations.assumptions import Assumptions
 from engine.program.expressions import Guard
 from engine.program.trees import tensors_in
-from engine.recording.assumptions import Assumptions
-from engine.recording.attributes import Attribute, turning_points
 from engine.recording.entry_recorder import EntryRecorder
-from engine.recording.model_code import codes_of
-from engine.recording.mutable_state import MutableState
-from engine.recording.tested import attributes_tested, variables_tested
 from engine.recording.variants import RecordedWay
 from engine.source.attribute_writes import assigned_anywhere
-from engine.source.branches import Branch
-from engine.source.coverage import CoverageTracer, FunctionCoverage
 from engine.source.function_text import syntax_of
 from engine.source.instructions import arguments_of
-from engine.source.integers import integers
+from engine.source.model_code import codes_of
 from engine.source.outer_reads import OuterRead, outer_reads
-from engine.source.rounds import add_new
 from engine.source.syntax import compares_with_none, nodes_of
 
 __all__ = ["record_deciding_attributes"]

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from engine.alternatives.mutable_state import MutableState
 from engine.errors import TraceError
 from engine.program.entries import Entry
 from engine.program.signature import Signature
 from engine.program.trees import map_tensors, tensors_in
-from engine.recording.fakes import Fakes
 from engine.recording.gradients import GRADIENT, GradientRequests
-from engine.recording.mutable_state import MutableState
 from engine.recording.recorder import Recorder
-from engine.recording.tensor_backup import TensorBackup
+from engine.running.fakes import Fakes
+from engine.running.tensor_backup import TensorBackup
 
 __all__ = ["EntryRecorder", "TooLargeError"]
 

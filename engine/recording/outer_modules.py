@@ -15,8 +15,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from engine.program.entries import Entry
 from engine.program.stored import distinct_modules
-from engine.recording.evaluation import evaluating
 from engine.recording.recorder import Recorder
+from engine.running.evaluation import evaluating
 
 __all__ = ["preserving_outer_modules", "module_stack", "outer_modules"]
 

@@ -11,31 +11,31 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from engine.alternatives.data_decisions import DataDecisions
+from engine.alternatives.mutable_state import MutableState
 from engine.errors import TraceError
+from engine.flow.coverage import CoverageTracer
+from engine.flow.effects import Functions
+from engine.flow.forward_arguments import ForwardArguments
+from engine.flow.idle_conditions import places_of_idle_conditions
+from engine.numbers.sizes import numbers_in
+from engine.observations.assumptions import Assumptions
+from engine.observations.recorded_runs import RecordedRuns
 from engine.program.expressions import Expr, leaves
 from engine.program.graph import Origin, Value, walk_values
 from engine.program.signature import Signature, signature
 from engine.program.stored import distinct_modules, unsettled
 from engine.program.trees import list_tensors, map_tensors, tensors_in
-from engine.recording.assumptions import Assumptions
 from engine.recording.buffer_vectors import BufferVectors, VectorCall
-from engine.recording.data_decisions import DataDecisions
-from engine.recording.escapes import outliving_tensors
-from engine.recording.fakes import Fakes
-from engine.recording.forward_arguments import ForwardArguments
-from engine.recording.idle_conditions import places_of_idle_conditions
-from engine.recording.model_code import code_of, source_files
-from engine.recording.mutable_state import MutableState
-from engine.recording.opaque_modules import OpaqueCall, storage_of
-from engine.recording.recorded_runs import RecordedRuns
-from engine.recording.run_length import RunLength
-from engine.recording.tensor_backup import TensorBackup
-from engine.recording.unreached import assumptions_about_unreached_code
 from engine.recording.versions import Versions
-from engine.source.coverage import CoverageTracer
-from engine.source.effects import Functions
-from engine.source.provenance import METADATA_FUNCTIONS, QUERY_PREFIXES, Provenance
-from engine.source.sizes import numbers_in
+from engine.running.escapes import outliving_tensors
+from engine.running.fakes import Fakes
+from engine.running.opaque_modules import OpaqueCall, storage_of
+from engine.running.provenance import METADATA_FUNCTIONS, QUERY_PREFIXES, Provenance
+from engine.running.run_length import RunLength
+from engine.running.tensor_backup import TensorBackup
+from engine.source.model_code import code_of, source_files
+from engine.unrecorded.unreached import assumptions_about_unreached_code
 
 __all__ = ["MODULE", "Recorder"]
 

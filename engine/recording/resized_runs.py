@@ -1,6 +1,6 @@
 """Runs at sizes other than the example's, recorded and kept if they reach new code.
 
-The sizes to try are derived from the comparisons in the code: see `engine.recording.other_sizes`.
+The sizes to try are derived from the comparisons in the code: see `engine.alternatives.other_sizes`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from engine.alternatives.axes import axes_of, resized
+from engine.alternatives.other_sizes import reads_sizes
 from engine.errors import TraceError
 from engine.program.expressions import Guard
 from engine.program.graph import Node
-from engine.recording.axes import axes_of, resized
 from engine.recording.entry_recorder import EntryRecorder, TooLargeError
-from engine.recording.other_sizes import reads_sizes
 
 __all__ = ["record_other_sizes", "record_sizes_of_way"]
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import nn
 
+from engine.alternatives.coefficients import Coefficients
+from engine.alternatives.mutable_state import MutableState
+from engine.alternatives.other_sizes import OtherSizes
+from engine.numbers.integers import integers
 from engine.program.expressions import Guard, leaves
 from engine.program.graph import Graph, Node, Value
 from engine.program.stored import distinct_modules, stored_tensors
-from engine.recording.coefficients import Coefficients
-from engine.recording.mutable_state import MutableState
-from engine.recording.other_sizes import OtherSizes
-from engine.source.integers import integers
 from engine.source.reassigned import Reassigned
 
 __all__ = ["Tape", "repeats"]

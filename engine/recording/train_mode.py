@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from engine.alternatives.modes import Calls
 from engine.errors import TraceError
 from engine.program.graph import Node, Value
 from engine.program.stored import distinct_modules
-from engine.recording.evaluation import Contents, evaluating
-from engine.recording.modes import Calls
 from engine.recording.recorder import Recorder
+from engine.running.evaluation import Contents, evaluating
 
 __all__ = ["modules_needing_train_mode"]
 

@@ -13,20 +13,20 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from engine.alternatives.alternative_forwards import alternative_forwards, is_equivalent
+from engine.alternatives.arguments import Arguments, executed_calls
+from engine.alternatives.attributes import Attribute, Settings, run_signature, switches_of
+from engine.alternatives.data_decisions import Answers, DataDecision, further_answers, turns
+from engine.alternatives.mutable_state import MutableState
+from engine.alternatives.outer_values import OuterValue, OuterValues
 from engine.errors import TraceError
 from engine.program.entries import Entry
 from engine.program.expressions import Guard
 from engine.program.graph import Node, Value
 from engine.program.places import shown_place
-from engine.recording.alternative_forwards import alternative_forwards, is_equivalent
-from engine.recording.arguments import Arguments, executed_calls
-from engine.recording.attributes import Attribute, Settings, run_signature, switches_of
-from engine.recording.data_decisions import Answers, DataDecision, further_answers, turns
 from engine.recording.entry_recorder import EntryRecorder
-from engine.recording.inputs import NEEDS_DATA
-from engine.recording.mutable_state import MutableState
 from engine.recording.outer_modules import outer_modules
-from engine.recording.outer_values import OuterValue, OuterValues
+from engine.running.inputs import NEEDS_DATA
 from engine.source.attribute_writes import assigned_attributes
 
 __all__ = [

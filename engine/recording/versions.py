@@ -16,15 +16,15 @@ from typing import Any
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from engine.alternatives.mutable_state import MutableState
 from engine.errors import TraceError
+from engine.flow.paths_read import NumberRead
 from engine.program.graph import Node, Value, map_values, walk_values
 from engine.program.trees import tensors_in
-from engine.recording.held_tensors import holds_nothing_but_tensors, tensors_of_variable
-from engine.recording.mutable_state import MutableState
-from engine.recording.opaque_modules import storage_of
 from engine.recording.tape import Tape
-from engine.source.paths_read import NumberRead
-from engine.source.provenance import Provenance
+from engine.running.held_tensors import holds_nothing_but_tensors, tensors_of_variable
+from engine.running.opaque_modules import storage_of
+from engine.running.provenance import Provenance
 
 __all__ = ["WRITE", "Versions"]
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 import torch
 
+from engine.numbers.counts import Dimension, follows
 from engine.program.graph import Value
 from engine.removal.shrink import Shrunk
-from engine.source.counts import Dimension, follows
 
 __all__ = ["followed"]
 

@@ -15,11 +15,11 @@ from engine.groups import Group, units_at
 from engine.program.contraction import Contraction
 from engine.program.graph import Graph, Node, Value
 from engine.program.signature import signature
-from engine.recording.evaluation import evaluating
-from engine.recording.inputs import call_model
 from engine.removal.propagate import Structure
 from engine.removal.structure import structure_of
 from engine.rule import Registry
+from engine.running.evaluation import evaluating
+from engine.running.inputs import call_model
 from engine.sensitivity.importance import unit_sums
 from engine.surgery.kinds.attention import headwise
 

@@ -1,1 +1,1 @@
-"""Analysis of the user's Python code: where its numbers come from, and what it could do in other calls."""
+"""Reading of the user's Python code, without running it: its syntax, names, attributes and writes."""

@@ -25,7 +25,9 @@ CALLBACKS = os.path.join(os.path.dirname(ENGINE[: -len(os.sep)]), "lightning_com
 _RECORDER = frozenset(
     os.path.join(ENGINE, *place)
     for place in (
-        *(("source", name) for name in ("sizes.py", "provenance.py", "replaced_functions.py")),
+        ("numbers", "sizes.py"),
+        ("numbers", "replaced_functions.py"),
+        ("running", "provenance.py"),
         ("recording", "recorder.py"),
     )
 )

@@ -26,10 +26,10 @@ from engine.program.arrays import plain
 from engine.program.signature import signature
 from engine.program.stored import distinct_modules, stored_tensors
 from engine.program.trees import tensors_in
-from engine.recording.evaluation import State, evaluating
-from engine.recording.inputs import call_model
-from engine.recording.process import seed_generators
-from engine.recording.recomputed import RecomputedTensor
+from engine.running.evaluation import State, evaluating
+from engine.running.inputs import call_model
+from engine.running.process import seed_generators
+from engine.running.recomputed import RecomputedTensor
 from engine.surgery.kinds.attention import headwise
 from engine.verification.decisions import Decision, Decisions
 from engine.verification.projections import PROJECTIONS, Directions, channel_norms

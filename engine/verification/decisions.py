@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.program.trees import map_tensors, tensors_in
-from engine.recording.opaque_modules import storage_of
+from engine.running.opaque_modules import storage_of
 
 __all__ = ["Decision", "Decisions", "decides"]
 

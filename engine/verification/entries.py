@@ -21,10 +21,10 @@ from engine.errors import TraceError, VerificationError
 from engine.program.entries import Entry
 from engine.program.stored import distinct_modules, parameters_of, stored_tensors
 from engine.program.trees import map_tensors, results_in
-from engine.recording.evaluation import evaluating
-from engine.recording.inputs import call_entry
 from engine.recording.outer_modules import preserving_outer_modules
-from engine.recording.process import seeded
+from engine.running.evaluation import evaluating
+from engine.running.inputs import call_entry
+from engine.running.process import seeded
 from engine.surgery.kinds.attention import headwise
 from engine.verification.cancellation import floors_by_rounding, least_floors, nudged
 from engine.verification.certificate import Certificate

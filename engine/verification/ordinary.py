@@ -16,8 +16,8 @@ from engine.compaction.plan import Plan
 from engine.program.graph import Graph
 from engine.program.stored import distinct_modules
 from engine.program.trees import tensors_in
-from engine.recording.evaluation import evaluating
-from engine.recording.inputs import call_model
+from engine.running.evaluation import evaluating
+from engine.running.inputs import call_model
 from engine.surgery.exchange import Change, Undo
 from engine.surgery.kinds.norms import filled_squares, is_root_mean_square, spans_of
 from engine.surgery.kinds.ordinary import OrdinaryNorm

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engine.alternatives.axes import Axis
 from engine.compaction.build import Analysis
 from engine.compaction.compact import names_of
 from engine.errors import TraceError, VerificationError
@@ -16,7 +17,6 @@ from engine.ops.analytic import is_analytic
 from engine.program.arrays import same_entries
 from engine.program.stored import parameters_of, stored_tensors
 from engine.program.trees import tensors_in
-from engine.recording.axes import Axis
 from engine.surgery.kinds.replacements import Replacement
 from engine.verification.certificate import TOLERANCE, Certificate
 from engine.verification.certify import Observation, observe

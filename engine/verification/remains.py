@@ -10,7 +10,7 @@ from torch import nn
 
 from engine.program.graph import Graph
 from engine.program.stored import distinct_modules, stored_tensors
-from engine.recording.evaluation import State
+from engine.running.evaluation import State
 from engine.verification.results import attributes
 
 __all__ = ["Remains", "writes"]
@@ -43,7 +43,7 @@ class Remains:
         before: the attributes of all modules.
 
     Example:
-        >>> from engine.recording.evaluation import evaluating
+        >>> from engine.running.evaluation import evaluating
         >>> net = nn.ReLU()
         >>> with evaluating(net) as state:
         ...     remains = Remains(net, state)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from engine.alternatives.axes import Axis, axes_of, larger, smaller
 from engine.program.graph import Graph
 from engine.program.trees import tensors_in
-from engine.recording.axes import Axis, axes_of, larger, smaller
 from engine.rule import Registry
 
 __all__ = ["Sizes"]

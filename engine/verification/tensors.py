@@ -15,7 +15,7 @@ from engine.compaction.plan import Plan
 from engine.compaction.slices import Slice
 from engine.program.graph import Graph
 from engine.program.stored import distinct_modules, parameters_of, stored_tensors
-from engine.recording.recomputed import RecomputedTensor
+from engine.running.recomputed import RecomputedTensor
 
 __all__ = ["Recipe", "masked_recipes", "may_share", "run_tensors", "small_recipes"]
 

@@ -28,9 +28,9 @@ from engine.ops.products import in_float64
 from engine.program.arrays import plain
 from engine.program.stored import distinct_modules, stored_tensors
 from engine.program.trees import map_tensors
-from engine.recording.evaluation import evaluating
-from engine.recording.inputs import call_model
-from engine.recording.process import seeded
+from engine.running.evaluation import evaluating
+from engine.running.inputs import call_model
+from engine.running.process import seeded
 from engine.surgery.kinds.replacements import Replacement
 from engine.verification.certificate import Certificate
 from engine.verification.infinities import without_infinities

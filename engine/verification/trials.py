@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.alternatives.axes import Axis, resized
 from engine.ops.convolving import COLUMNS
 from engine.program.contraction import Contraction
 from engine.program.graph import Graph, Node
 from engine.program.trees import map_tensors, tensors_in
-from engine.recording.axes import Axis, resized
 from engine.rule import Registry
 
 __all__ = ["Inputs", "Trial", "agree", "not_compared", "random_inputs", "sample_bytes", "sample_work", "small_inputs"]

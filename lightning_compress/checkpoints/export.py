@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from engine.errors import EngineError, InputError, VerificationError
 from engine.program import tensors_in
-from engine.recording import call_model, evaluating
+from engine.running import call_model, evaluating
 
 __all__ = [
     "another_batch",

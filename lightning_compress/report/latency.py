@@ -16,7 +16,7 @@ from torch import nn
 
 from engine.bounds import check_number
 from engine.program import why_sharded
-from engine.recording import call_model, evaluating, resolve_inputs
+from engine.running import call_model, evaluating, resolve_inputs
 from lightning_compress.trainer.packages import MisconfigurationException
 from lightning_compress.trainer.target import describe
 

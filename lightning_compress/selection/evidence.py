@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 import engine
 from engine.program import tensors_in
-from engine.recording import evaluating
+from engine.running import evaluating
 from engine.sensitivity import ActivityMeter, unit_sums
 from lightning_compress.selection.active import Active
 from lightning_compress.trainer.strategy import parallel

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import engine
 from engine.bounds import check_number
 from engine.cost import Predictor
-from engine.recording import resolve_inputs
+from engine.running import resolve_inputs
 from lightning_compress.selection.ladders import Descent, Pool, kept_after
 from lightning_compress.trainer.packages import MisconfigurationException
 

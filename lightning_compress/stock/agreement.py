@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from engine.errors import InputError, TraceError
 from engine.program import distinct_modules, tensors_in
-from engine.recording import call_model, resolve_inputs
+from engine.running import call_model, resolve_inputs
 from engine.surgery import original, weights_of
 from engine.verification import Rescaled, Unrounded
 from lightning_compress.checkpoints.export import difference

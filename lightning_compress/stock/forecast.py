@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import engine
 from engine.errors import EngineError, InputError
-from engine.recording import call_model, resolve_inputs
+from engine.running import call_model, resolve_inputs
 from engine.verification import Rescaled, rescaled_norms
 from lightning_compress.stock.agreement import evaluating
 from lightning_compress.stock.constructors import constructor_of

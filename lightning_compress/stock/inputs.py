@@ -13,7 +13,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
 from engine.errors import InputError
-from engine.recording import seeded
+from engine.running import seeded
 from lightning_compress.stock.fields import numbers
 
 __all__ = ["random_image", "random_like", "seeded_on", "sensible_inputs"]

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from engine.errors import EngineError, InputError, VerificationError
 from engine.files import write_tensors
 from engine.program import tensors_in
-from engine.recording import call_model
+from engine.running import call_model
 from engine.verification import rescaled_norms
 from lightning_compress.checkpoints.export import another_batch, arguments_of, exported_program
 from lightning_compress.stock.agreement import TOLERANCE, evaluating

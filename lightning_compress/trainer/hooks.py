@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from engine.errors import EngineError, TraceError
-from engine.recording import NEEDS_DATA
+from engine.running import NEEDS_DATA
 from lightning_compress.trainer.copies import copied
 from lightning_compress.trainer.left_behind import attributes_of, options_of
 from lightning_compress.trainer.named import named_tensors

@@ -16,7 +16,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
 from engine.errors import EngineError
-from engine.recording import evaluating
+from engine.running import evaluating
 from lightning_compress.trainer.packages import isolate_rng, overrides
 from lightning_compress.trainer.steps import TRAINING, Step, step_entries
 

@@ -30,7 +30,7 @@ from engine.program import (
     tensors_in,
     whole,
 )
-from engine.recording import call_model, resolve_inputs
+from engine.running import call_model, resolve_inputs
 from lightning_compress.trainer.packages import MisconfigurationException
 
 __all__ = ["Sharding", "check_whole_units", "shared_widths"]

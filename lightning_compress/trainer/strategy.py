@@ -20,7 +20,7 @@ import engine
 from engine.compaction import certify, entries, renew, restore_sharded
 from engine.errors import VerificationError
 from engine.program import gathered_from
-from engine.recording import evaluating
+from engine.running import evaluating
 from lightning_compress.trainer.optimizer_states import narrowed_along
 from lightning_compress.trainer.packages import MisconfigurationException
 from lightning_compress.trainer.ranks import from_rank_zero, gathered, together

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from engine.errors import InputError, PlanError
 from engine.program.graph import Value
-from engine.recording.opaque_modules import is_kind
-from engine.recording.probe import channel_inputs, channel_outputs
 from engine.recording.recorder import MODULE
+from engine.running.opaque_modules import is_kind
+from engine.running.probe import channel_inputs, channel_outputs
 from engine.surgery.exchange import Change, Decision, Exchange, Replace, Undo
 
 __all__ = ["Replacement", "check_functions", "opaque_names", "places", "replaced_by", "shapes_of"]

@@ -42,7 +42,7 @@ from engine.files.checkpoint import (
     seal,
 )
 from engine.files.portable import to_json
-from engine.source.integers import integers, is_settable
+from engine.numbers.integers import integers, is_settable
 from engine.surgery.kinds import KINDS
 from tests.engine.attentions import Attention, without_heads
 from tests.engine.exactness import randomised

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from engine.flow.effects import Effect
 from engine.ops.calls import FUNCTIONS
-from engine.source.effects import Effect
 
 
 def test_a_zero_stays_one() -> None:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.ops import convolving
 from engine.ops.convolving import in_float64
-from engine.recording.recomputed import RecomputedTensor
+from engine.running.recomputed import RecomputedTensor
 
 OPS = {1: torch.ops.aten.conv1d.default, 2: torch.ops.aten.conv2d.default, 3: torch.ops.aten.conv3d.default}
 

@@ -13,9 +13,9 @@ from engine.analysis.constants import Constants
 from engine.analysis.use import Use
 from engine.compaction.build import canonical_tensors
 from engine.masks import canonical_masks
-from engine.recording.probe import Probe
 from engine.removal.keep import only_zeros
 from engine.removal.structure import structure_of
+from engine.running.probe import Probe
 from tests.engine.exactness import randomised
 from tests.engine.nets import Mean, Net, dead, image
 

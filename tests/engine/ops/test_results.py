@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import engine
 from engine.ops.results import layout_of_result
-from engine.recording.fakes import Layout
+from engine.running.fakes import Layout
 
 ATEN = torch.ops.aten
 CONVOLUTIONS = {1: ATEN.conv1d.default, 2: ATEN.conv2d.default, 3: ATEN.conv3d.default}

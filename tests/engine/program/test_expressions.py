@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
+from engine.numbers.sizes import Size
 from engine.program.expressions import Apply, AttributeOf, ShapeOf, describe, evaluate, leaves
 from engine.program.graph import Value
-from engine.source.sizes import Size
 
 X = Value(0, (2, 8, 4, 4), torch.float32)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from engine.flow.branches import branches_of
 from engine.source.anonymous import anonymous_function, is_anonymous
-from engine.source.branches import branches_of
 
 FIRST, SECOND = lambda x: x + 1, lambda x: x if x > 3 else -x
 OUTER = lambda x: (lambda y: y * 2)(x) + 1  # noqa: E731

@@ -7,8 +7,11 @@ import os
 import pytest
 import torch
 
+from engine.numbers import sizes
+from engine.recording import recorder
+from engine.running import provenance
 from engine.source import sites
-from engine.source.sites import is_library, user_site
+from engine.source.sites import ENGINE, is_library, user_site
 
 
 def test_the_line_of_the_user() -> None:
@@ -31,6 +34,10 @@ def test_calls_of_one_line_differ(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_a_library() -> None:
     """torch and the recorder are; the engine's own forwards, and what the user wrote, are not."""
-    engine = os.path.dirname(sites.__file__)
-    assert is_library(torch.nn.functional.__file__) and is_library(os.path.join(engine, "provenance.py"))
-    assert not is_library(os.path.join(engine, "ops", "heads.py")) and not is_library(__file__)
+    assert all(is_library(module.__file__) for module in (torch.nn.functional, provenance, recorder, sizes))
+    assert not is_library(os.path.join(ENGINE, "ops", "contraction.py")) and not is_library(__file__)
+
+
+def test_the_files_of_the_recorder_exist() -> None:
+    """Those that are named by their place: a file that moved would count as the user's."""
+    assert all(os.path.exists(file) for file in sites._RECORDER)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import engine
-from engine.source.argument_flow import passed_arguments
-from engine.source.dynamic_calls import module_globals
+from engine.flow.argument_flow import passed_arguments
+from engine.flow.dynamic_calls import module_globals
 from engine.source.static_attributes import attribute_of_a_part, static_attribute, table_of
 
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.recording import arguments, variants
-from engine.source import coverage
+from engine.alternatives import arguments
+from engine.flow import coverage
+from engine.recording import variants
 from tests.engine.traps.trap import Ablation, Trap, Use
 
 __all__ = ["ABLATIONS", "TRAPS"]

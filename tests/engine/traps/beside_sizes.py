@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from engine.recording import unreached, untaken
+from engine.unrecorded import unreached, untaken
 from tests.engine.traps.entering import Net, called, noise
 from tests.engine.traps.trap import Ablation, Trap
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.recording import replaced_calls
-from engine.source import called_variables
+from engine.flow import called_variables
+from engine.unrecorded import replaced_calls
 from tests.engine.traps.trap import Ablation, Trap, Use
 
 __all__ = ["ABLATIONS", "TRAPS"]

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.recording import unreached
-from engine.source import branches, coverage
+from engine.flow import branches, coverage
+from engine.unrecorded import unreached
 from tests.engine.traps.trap import Ablation, Trap, once
 
 __all__ = ["ABLATIONS", "TRAPS"]

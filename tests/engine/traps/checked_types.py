@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.recording import mutability, unreached
+from engine.flow import mutability
+from engine.unrecorded import unreached
 from tests.engine.traps.trap import Ablation, Trap, Use, once
 
 __all__ = ["ABLATIONS", "TRAPS"]

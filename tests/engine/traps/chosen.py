@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.recording import forward_arguments, other_sizes, replaced_calls, unreached, untaken
+from engine.alternatives import other_sizes
+from engine.flow import forward_arguments
+from engine.unrecorded import replaced_calls, unreached, untaken
 from tests.engine.traps.trap import Ablation, Trap, once
 
 __all__ = ["ABLATIONS", "TRAPS", "one_size"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.source.provenance import Provenance
+from engine.running.provenance import Provenance
 from tests.engine.traps.trap import Ablation, Trap, once
 
 __all__ = ["ABLATIONS", "TRAPS"]

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.recording import forward_arguments
-from engine.source import omitted_arguments
-from engine.source.argument_flow import PassedArguments
+from engine.flow import forward_arguments, omitted_arguments
+from engine.flow.argument_flow import PassedArguments
 from tests.engine.traps.trap import Ablation, Trap, Use
 
 __all__ = ["ABLATIONS", "TRAPS"]

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.recording import chosen_numbers, unreached
-from engine.source import chosen_calls, paths_read, rounds
+from engine.flow import chosen_calls, paths_read, rounds
+from engine.unrecorded import chosen_numbers, unreached
 from tests.engine.traps.entering import Net, called, noise
 from tests.engine.traps.objects import MANY, of_many
 from tests.engine.traps.trap import Ablation

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 import engine
 from engine import tracer
+from engine.flow.coverage import CoverageTracer
 from engine.recording.entry_recorder import EntryRecorder
 from engine.recording.gradients import GradientRequests
-from engine.source.coverage import CoverageTracer
 from tests.engine.exactness import Masks
 from tests.engine.traps.trap import Ablation, Trap, once
 from tests.engine.traps.trap import Use as Way

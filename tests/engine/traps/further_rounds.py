@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.recording.untaken import UntakenBranch
-from engine.source.conditions import Conditions
+from engine.flow.conditions import Conditions
+from engine.unrecorded.untaken import UntakenBranch
 from tests.engine.traps.entering import Net, called, noise
 from tests.engine.traps.trap import Ablation, Trap, Use
 

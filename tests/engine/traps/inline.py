@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.recording import picked_items, tape, unreached
-from engine.recording.picked_items import _Sources
-from engine.source import conditions
+from engine.flow import conditions
+from engine.recording import tape
+from engine.unrecorded import picked_items, unreached
+from engine.unrecorded.picked_items import _Sources
 from tests.engine.traps.entering import called, noise
 from tests.engine.traps.entering import trap_on_rows as _trap
 from tests.engine.traps.other_rounds import Levels, marked

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.analysis.constants import Constants
-from engine.recording.untaken import UntakenBranch
+from engine.flow import control_flow
 from engine.removal.homes import Homes
-from engine.source import control_flow
+from engine.unrecorded.untaken import UntakenBranch
 from tests.engine.traps.entering import Net, called, noise
 from tests.engine.traps.trap import Ablation, Trap, Use
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.recording import surroundings
-from engine.recording.unreached import _UntakenBranches
+from engine.observations import surroundings
+from engine.unrecorded.unreached import _UntakenBranches
 from tests.engine.traps.entering import called, noise
 from tests.engine.traps.trap import Ablation, Trap, Use
 

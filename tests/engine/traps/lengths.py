@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import engine
-from engine.recording.arguments import Arguments
+from engine.alternatives.arguments import Arguments
 from tests.engine.traps.trap import Ablation, Trap, Use
 
 __all__ = ["ABLATIONS", "TRAPS"]

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.recording import looked_up, unreached
 from engine.source import lookups
+from engine.unrecorded import looked_up, unreached
 from tests.engine.traps.entering import Net, called, noise
 from tests.engine.traps.trap import Ablation, Trap
 

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 import torch.nn.utils.parametrizations as P
 from torch import Tensor, nn
 
-from engine.recording import modes, train_mode
+from engine.alternatives import modes
+from engine.recording import train_mode
 from engine.verification.training import TrainingProof
 from tests.engine.exactness import Masks
 from tests.engine.traps.trap import Ablation, Trap, once

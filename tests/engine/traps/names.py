@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.recording import arguments, unreached
-from engine.source.argument_flow import PassedArguments
+from engine.alternatives import arguments
+from engine.flow.argument_flow import PassedArguments
+from engine.unrecorded import unreached
 from tests.engine.traps.trap import Ablation, Trap, Use
 
 __all__ = ["ABLATIONS", "TRAPS"]

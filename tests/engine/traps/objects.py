@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.recording import held_tensors
+from engine.flow import coverage
 from engine.recording.tape import Tape
-from engine.recording.untaken import UntakenBranch
-from engine.source import coverage
+from engine.running import held_tensors
+from engine.unrecorded.untaken import UntakenBranch
 from tests.engine.traps.entering import Net, called, noise
 from tests.engine.traps.trap import Ablation, Trap, Use
 

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.recording import inline_choices, unreached
-from engine.recording.forward_arguments import ForwardArguments
-from engine.recording.omitted_options import _Uses
-from engine.source.coverage import CoverageTracer
+from engine.flow.coverage import CoverageTracer
+from engine.flow.forward_arguments import ForwardArguments
+from engine.unrecorded import inline_choices, unreached
+from engine.unrecorded.omitted_options import _Uses
 from tests.engine.traps.entering import Net, called, noise
 from tests.engine.traps.entering import trap_on_rows as _trap
 from tests.engine.traps.other_rounds import Levels
@@ -347,7 +347,7 @@ ABLATIONS = [
     ),
     Ablation(
         "parameters that stand in for an argument are used",
-        lambda patch: patch.setattr("engine.recording.unreached.assume_fallbacks_vary", lambda *arguments: None),
+        lambda patch: patch.setattr("engine.unrecorded.unreached.assume_fallbacks_vary", lambda *arguments: None),
         "a bias that is filled in",
     ),
     Ablation(
@@ -362,7 +362,7 @@ ABLATIONS = [
     ),
     Ablation(
         "a container in an attribute may be filled",
-        lambda patch: patch.setattr("engine.recording.omitted_options._containers_filled_later", lambda *a: set()),
+        lambda patch: patch.setattr("engine.unrecorded.omitted_options._containers_filled_later", lambda *a: set()),
         "prompts that a method adds",
     ),
 ]

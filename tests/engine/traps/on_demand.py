@@ -11,11 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.recording import attribute_choices, attributes, unreached
-from engine.recording.untaken import UntakenBranch
-from engine.source import measured, provenance
-from engine.source.coverage import CoverageTracer
-from engine.source.provenance import Provenance
+from engine.alternatives import attribute_choices, attributes
+from engine.flow import measured
+from engine.flow.coverage import CoverageTracer
+from engine.running import provenance
+from engine.running.provenance import Provenance
+from engine.unrecorded import unreached
+from engine.unrecorded.untaken import UntakenBranch
 from tests.engine.exactness import squares_of
 from tests.engine.traps.entering import Net, called, noise
 from tests.engine.traps.entering import trap_on_rows as _trap

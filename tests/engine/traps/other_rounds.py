@@ -15,9 +15,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.recording import attribute_choices, picked_items, surroundings
-from engine.source.branches import Branch
-from engine.source.coverage import FunctionCoverage
+from engine.alternatives import attribute_choices
+from engine.flow.branches import Branch
+from engine.flow.coverage import FunctionCoverage
+from engine.observations import surroundings
+from engine.unrecorded import picked_items
 from tests.engine.traps.entering import called, noise
 from tests.engine.traps.trap import Ablation, Trap
 

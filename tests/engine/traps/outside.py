@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.recording.outer_values import OuterValues
+from engine.alternatives.outer_values import OuterValues
 from tests.engine.traps.trap import Ablation, Trap, Use, once
 
 __all__ = ["ABLATIONS", "TRAPS"]

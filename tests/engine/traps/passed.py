@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from engine.recording import forward_arguments, untaken
-from engine.source.argument_flow import PassedArguments
-from engine.source.effects import effects
+from engine.flow import forward_arguments
+from engine.flow.argument_flow import PassedArguments
+from engine.flow.effects import effects
+from engine.unrecorded import untaken
 from tests.engine.traps.trap import Ablation, Trap, Use, once
 
 __all__ = ["ABLATIONS", "TRAPS"]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.recording import attributes, other_sizes
+from engine.alternatives import attributes, other_sizes
 from engine.removal import keep
 from engine.verification import training
 from tests.engine.exactness import Masks

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.recording.axes import larger
-from engine.recording.other_sizes import OtherSizes
+from engine.alternatives.axes import larger
+from engine.alternatives.other_sizes import OtherSizes
 from tests.engine.exactness import Masks
 from tests.engine.traps.trap import Ablation, Trap, once
 

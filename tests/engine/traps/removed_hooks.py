@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.recording import unreached
+from engine.unrecorded import unreached
 from tests.engine.traps.entering import called, noise
 from tests.engine.traps.trap import Ablation, Trap
 

@@ -10,8 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.recording import other_sizes, steps, unreached
-from engine.source import attribute_writes, branches, coverage, table_keys
+from engine.alternatives import other_sizes, steps
+from engine.flow import branches, coverage
+from engine.numbers import table_keys
+from engine.source import attribute_writes
+from engine.unrecorded import unreached
 from tests.engine.traps import chosen
 from tests.engine.traps.trap import Ablation, Trap, Use, once
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.recording.evaluation import State
+from engine.running.evaluation import State
 from engine.verification.proof import Proof
 from engine.verification.remains import Remains
 from tests.engine.traps.trap import Ablation, Trap, Use

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.recording import unreached
-from engine.source import certainty, literals
+from engine.numbers import certainty, literals
+from engine.unrecorded import unreached
 from tests.engine.traps.trap import Ablation, Trap, Use, once
 
 __all__ = ["ABLATIONS", "TRAPS"]

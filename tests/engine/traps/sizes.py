@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from engine.ops import join
 from engine.recording import resized_runs
-from engine.source import provenance
+from engine.running import provenance
 from tests.engine.traps.padding import at, trap
 from tests.engine.traps.trap import Ablation, Trap, Use
 

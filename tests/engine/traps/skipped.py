@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.recording import unreached, untaken
+from engine.flow import branches
 from engine.removal import keep
-from engine.source import branches
+from engine.unrecorded import unreached, untaken
 from tests.engine.exactness import Masks
 from tests.engine.traps.trap import Ablation, Trap, Use, once
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.recording import mutable_state
-from engine.recording.mutable_state import MutableState
+from engine.alternatives import mutable_state
+from engine.alternatives.mutable_state import MutableState
 from tests.engine.traps.trap import Ablation, Trap, Use, once
 
 __all__ = ["ABLATIONS", "TRAPS"]

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn, zeros_like
 
-from engine.recording import attributes, mutability
-from engine.recording.mutability import Mutability
-from engine.recording.untaken import UntakenBranch
-from engine.source.conditions import Conditions
+from engine.alternatives import attributes
+from engine.flow import mutability
+from engine.flow.conditions import Conditions
+from engine.flow.mutability import Mutability
+from engine.unrecorded.untaken import UntakenBranch
 from tests.engine.traps.trap import Ablation, Trap, Use, once
 
 __all__ = ["ABLATIONS", "TRAPS"]

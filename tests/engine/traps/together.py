@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.recording import argument_fallbacks, attributes
-from engine.recording.arguments import Arguments
-from engine.source import argument_flow
+from engine.alternatives import attributes
+from engine.alternatives.arguments import Arguments
+from engine.flow import argument_flow
+from engine.unrecorded import argument_fallbacks
 from tests.engine.traps.trap import Ablation, Trap, Use
 
 __all__ = ["ABLATIONS", "TRAPS"]

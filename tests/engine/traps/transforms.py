@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
-from engine.source import provenance
+from engine.running import provenance
 from tests.engine.traps.padding import trap
 from tests.engine.traps.trap import Ablation
 

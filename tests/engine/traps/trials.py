@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.recording.axes import larger, smaller
+from engine.alternatives.axes import larger, smaller
 from engine.verification import resizing
 from engine.verification.proof import Proof
 from tests.engine.traps.padding import at

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.recording import replaced_calls, unreached, untaken
-from engine.recording.idle_modules import IdleModules
+from engine.flow import branches
+from engine.flow.effects import Effect
 from engine.recording.recorder import Recorder
-from engine.recording.untaken import UntakenBranch
-from engine.source import branches
-from engine.source.effects import Effect
+from engine.unrecorded import replaced_calls, unreached, untaken
+from engine.unrecorded.idle_modules import IdleModules
+from engine.unrecorded.untaken import UntakenBranch
 from tests.engine.traps.trap import Ablation, Trap, Use, once
 
 __all__ = ["ABLATIONS", "TRAPS"]

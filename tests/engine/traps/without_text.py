@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.recording import unreached, unread_functions
 from engine.source.unread_code import UnreadFunction
+from engine.unrecorded import unreached, unread_functions
 from tests.engine.traps.trap import Ablation, Trap, Use, once
 
 __all__ = ["ABLATIONS", "TRAPS"]

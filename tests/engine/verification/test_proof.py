@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import engine
 from engine.compaction import compact
 from engine.errors import VerificationError
-from engine.recording.recomputed import RecomputedTensor
+from engine.running.recomputed import RecomputedTensor
 from engine.verification import proof
 from tests.engine.exactness import masked, randomised, run
 from tests.engine.nets import Mean, Net, dead, image, plain, snapshot, unchanged

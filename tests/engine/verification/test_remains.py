@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import engine
-from engine.recording.evaluation import evaluating
+from engine.running.evaluation import evaluating
 from engine.verification.remains import Remains, writes
 from tests.engine.nets import Net, dead
 

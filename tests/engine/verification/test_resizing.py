@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import engine
+from engine.alternatives.axes import Axis
 from engine.ops import RULES
-from engine.recording.axes import Axis
 from engine.verification.resizing import Sizes
 from tests.engine.nets import Net, dead
 

@@ -9,7 +9,7 @@ from torch import nn
 import engine
 from engine.compaction.folds import Fold
 from engine.compaction.slices import Slice
-from engine.recording.recomputed import RecomputedTensor
+from engine.running.recomputed import RecomputedTensor
 from engine.verification.tensors import Recipe, masked_recipes, run_tensors
 from tests.engine.nets import image, plain
 

@@ -1,0 +1,109 @@
+"""Replacements for functions of Python and torch while a model runs, which keep track of sizes and memory.
+
+Numbers keep the expressions of the sizes from which they are computed. A change of a tensor without an op would go
+unnoticed, so it is refused.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from engine.errors import TraceError
+from engine.numbers.sizes import Scalar, expression, is_tagged, note_exact_values
+from engine.program.expressions import Apply
+from engine.source.sites import user_site
+
+__all__ = ["check_followed", "replaced_functions"]
+
+_PER_NUMBER = frozenset({"apply_", "map_", "map2_"})
+"""Methods that call a Python function for each number in a tensor, and change the tensor without an op."""
+
+_ADVICE = "Compute it with torch's ops, or put it into a module of its own and name that in `exclude`."
+
+
+def check_followed(name: str, arguments: tuple[Any, ...], holds: Callable[[Tensor], bool]) -> None:
+    """Refuse a method that changes a tensor without an op.
+
+    Args:
+        name: of a function of torch.
+        arguments: of its call.
+        holds: returns whether a tensor belongs to the program.
+
+    Raises:
+        TraceError: naming the method.
+
+    Example:
+        >>> check_followed("apply_", (torch.zeros(2),), lambda tensor: False)
+    """
+    tensors = [t for t in arguments if isinstance(t, Tensor)] if name in _PER_NUMBER else []
+    if any(isinstance(tensor, FakeTensor) or holds(tensor) for tensor in tensors):
+        site = user_site(name)
+        raise TraceError(f"`Tensor.{name}` ({site}) calls Python for each number, which cannot be followed. {_ADVICE}")
+
+
+_from_dlpack = torch._C._from_dlpack
+
+
+def _checked_from_dlpack(capsule: Any, *others: Any) -> Tensor:
+    """Refuse a capsule, which holds memory without its tensor; a tensor reports the read itself."""
+    if type(sys._getframe(1).f_locals.get("ext_tensor")).__name__ == "PyCapsule":
+        site = user_site("from_dlpack")
+        raise TraceError(
+            f"`from_dlpack` ({site}) gets a tensor's memory, which cannot be followed. Pass the tensor itself."
+        )
+    return _from_dlpack(capsule, *others)
+
+
+_MATH = {function.__name__: function for function in (math.exp, math.log, math.log10, math.log2, math.sqrt)}
+_range = range
+
+
+def _tracked_function(plain: Callable[..., float]) -> Callable[..., float]:
+    """Return a function of `math` whose result is tracked."""
+
+    @functools.wraps(plain)
+    def function(number: Any, /, *base: Any) -> float:
+        result = plain(number, *base)
+        if is_tagged(number) and not base:
+            return Scalar(result, Apply(plain.__name__, expression(number), 0))
+        note_exact_values((number, *base))
+        return result
+
+    return function
+
+
+class _RangeType(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, _range)
+
+    def __call__(cls, *bounds: Any) -> range:
+        note_exact_values(bounds)
+        return _range(*bounds)
+
+
+class _Range(metaclass=_RangeType):
+    """Replaces ``range``, which turns its bounds into plain numbers: the length of a loop is a decision, too."""
+
+
+@contextmanager
+def replaced_functions() -> Iterator[None]:
+    """Replace the functions that would return untracked numbers, and one that accesses the memory of a tensor."""
+    try:
+        builtins.range = _Range  # type: ignore[assignment, misc]
+        vars(math).update({name: _tracked_function(plain) for name, plain in _MATH.items()})
+        torch._C._from_dlpack = _checked_from_dlpack  # type: ignore[assignment]
+        yield
+    finally:
+        torch._C._from_dlpack = _from_dlpack
+        builtins.range = _range  # type: ignore[misc]
+        vars(math).update(_MATH)

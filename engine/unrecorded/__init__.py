@@ -1,0 +1,1 @@
+"""What code that no recording ran could do to recorded values."""

@@ -1,0 +1,122 @@
+"""Effects of skipping code that always ran: its variables keep their previous values."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import CodeType
+
+from engine.flow.branches import Branch
+from engine.flow.effects import Effect, Functions, effect_on
+from engine.observations.dataflow import Dataflow
+from engine.program.graph import Value
+from engine.source.bindings import bindings, bound_value
+from engine.source.syntax import nodes_of
+
+__all__ = ["are_aligned", "before_and_after", "effects_of_skipping", "is_in_loop"]
+
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+
+
+def effects_of_skipping(
+    branch: Branch, tree: ast.FunctionDef | ast.AsyncFunctionDef, functions: Functions
+) -> Mapping[str, Effect]:
+    """Return the effect on each variable of skipping the code that a branch skips.
+
+    A variable that the code computes elementwise from itself changes accordingly; for any other variable, its previous
+    value replaces the one that the code assigns.
+
+    Args:
+        branch: the side of a condition that has no code, or that skips the rest of a loop.
+        tree: syntax of the function.
+        functions: known effects of functions on the entries of tensors.
+    """
+    effects: dict[str, Effect] = {}
+    read = _read_behind(branch, tree)
+    for name, skipped in branch.skipped_bindings.items():
+        if read is not None and name not in read:
+            continue
+        if "." not in name and (is_in_loop(branch.skipped, tree) or _is_set_elsewhere(name, branch, tree)):
+            own = [effect_on(bound_value(name, binding), name, functions) for binding in skipped]
+            effects[name] = max((Effect.USES if effect is None else effect for effect in own), default=Effect.USES)
+    return effects
+
+
+def _read_behind(branch: Branch, tree: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str] | None:
+    """Return the variables that are read after the loop that a branch leaves; None if it leaves none."""
+    loops = [loop for loop in nodes_of(tree, *_LOOPS) if any(node is branch.nodes[-1] for node in ast.walk(loop))]
+    if len(loops) != 1 or not isinstance(branch.nodes[-1], ast.Break):
+        return None
+    end: int = loops[0].end_lineno  # type: ignore[attr-defined]
+    return {n.id for n in nodes_of(tree, ast.Name) if isinstance(n.ctx, ast.Load) and n.lineno > end}
+
+
+def are_aligned(values: Sequence[Value], dataflow: Dataflow) -> bool:
+    """Whether values computed from one another have the same channels, as along a residual stream.
+
+    Args:
+        values: values that a variable held; pairs that are not computed from one another are ignored.
+        dataflow: of the recorded ops.
+    """
+    ordered = sorted(values, key=lambda value: value.index)
+    return all(
+        dataflow.follows(value, ordered[:place], aligned=True)
+        or not dataflow.follows(value, ordered[:place], aligned=False)
+        for place, value in enumerate(ordered)
+    )
+
+
+def before_and_after(
+    branch: Branch, code: CodeType, values: Sequence[Value], dataflow: Dataflow
+) -> Sequence[Value] | None:
+    """Return the values of a variable before and after skipped code that computes it from itself.
+
+    Args:
+        branch: the side of a condition that skips the code.
+        code: of the function.
+        values: values that the variable held.
+        dataflow: of the recorded ops.
+
+    Returns:
+        Values with the same channels; None if their channels differ, or the code computed none of them.
+    """
+    lines = {line for s in branch.skipped for line in range(s.lineno, (s.end_lineno or s.lineno) + 1)}
+    after = [value for value in values if _is_computed_on(lines, code, value, dataflow)]
+    before = [v for v in values if v not in after and any(dataflow.follows(a, [v], aligned=True) for a in after)]
+    if not after or not all(dataflow.follows(value, before, aligned=True) for value in after):
+        return None
+    return [*before, *after]
+
+
+def _is_computed_on(lines: Collection[int], code: CodeType, value: Value, dataflow: Dataflow) -> bool:
+    site = None if value.producer is None else dataflow.nodes[value.producer].site
+    return site is not None and site.code is code and site.line in lines
+
+
+def is_in_loop(nodes: Iterable[ast.AST], tree: ast.AST) -> bool:
+    """Whether syntax of a function is inside a loop, so that an earlier round may have set its variables.
+
+    Args:
+        nodes: the syntax.
+        tree: of the function.
+
+    Example:
+        >>> tree = ast.parse("for n in x:\\n    y = n\\nz = y")
+        >>> is_in_loop(tree.body[0].body, tree), is_in_loop(tree.body[1:], tree)
+        (True, False)
+    """
+    return not _inside_of_loops(tree).isdisjoint(nodes)
+
+
+@functools.cache
+def _inside_of_loops(tree: ast.AST) -> frozenset[ast.AST]:
+    return frozenset(
+        node for loop in nodes_of(tree, *_LOOPS) for statement in loop.body for node in nodes_of(statement)
+    )
+
+
+def _is_set_elsewhere(name: str, branch: Branch, tree: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    own = {binding.node for binding in branch.skipped_bindings[name]}
+    arguments = {a.arg for a in nodes_of(tree.args, ast.arg)}
+    return name in arguments or any(binding.node not in own for binding in bindings(tree).get(name, ()))

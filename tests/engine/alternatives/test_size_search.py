@@ -1,0 +1,82 @@
+"""Sizes at which a decision comes out otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import engine
+from engine.alternatives.axes import Axis, axes_of
+from engine.alternatives.size_search import LARGEST, changes, sizes_beyond, sizes_of
+from engine.program.expressions import Apply, Guard, ShapeOf
+
+
+def _guard(symbol: str, bound: int, outcome: bool, dim: int = 2) -> tuple[Guard, list[Axis]]:
+    x = torch.zeros(2, 3, 8, 6)
+    graph = engine.trace(nn.ReLU(), x)
+    return Guard(Apply(symbol, ShapeOf(graph.inputs[0], dim), bound), outcome, "net.py:1"), axes_of((x,), {})
+
+
+def _named(sizes: Mapping[Axis, int]) -> dict[int, int]:
+    return {min(axis.places)[1]: size for axis, size in sizes.items()}
+
+
+@pytest.mark.parametrize(
+    ("symbol", "bound", "outcome", "change"),
+    [("==", 12, False, 4), (">", 40, False, 33), ("<", 40, True, 32), ("!=", 8, False, -1), (">", 8, False, 1)],
+)
+def test_the_nearest_change(symbol: str, bound: int, outcome: bool, change: int) -> None:
+    """The first size that is tried is one at which the decision comes out otherwise."""
+    guard, _ = _guard(symbol, bound, outcome)
+    [leaf] = sizes_of(guard)
+    assert next(changes(guard, leaf, ())) == change
+
+
+def test_one_axis_is_moved_from_where_the_decision_was_taken() -> None:
+    """The height comes first, as a height is compared; what the run had already stays."""
+    guard, axes = _guard("==", 12, False)
+    batch = next(axis for axis in axes if axis.batch)
+    tried = list(map(_named, sizes_beyond(guard, {batch: 3}, axes)))
+    assert tried[0] == {0: 3, 2: 12}
+    assert all(sizes.keys() >= {0} for sizes in tried)
+
+
+def test_no_size_is_beyond_the_largest() -> None:
+    """A number in the code asks for no run that fills the memory."""
+    guard, axes = _guard(">", 3 * LARGEST, False)
+    assert not [s for s in sizes_beyond(guard, {}, axes) if max(s.values()) > LARGEST]
+
+
+def _twice(y: Tensor) -> bool:
+    return y.shape[2] == 12 and y.shape[3] == 6
+
+
+def _pooled(y: Tensor) -> bool:
+    z = nn.functional.avg_pool2d(y, 2)
+    return z.shape[2] == 6 and z.shape[3] == 3
+
+
+def _in_a_batch(y: Tensor) -> bool:
+    return _twice(y) and len(y) == 3
+
+
+@pytest.mark.parametrize("decides", [_twice, _pooled, _in_a_batch])
+def test_one_decision_leads_to_the_next(decides: Callable[[Tensor], bool]) -> None:
+    """A branch that asks for several sizes at once is recorded, and its notes name no code that did not run."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Conv2d(3, 8, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Any:
+            y = self.body(x)
+            return y.sigmoid() if decides(y) else y.tanh()
+
+    graph = engine.trace(Net(), torch.zeros(2, 3, 8, 8))
+    assert {"sigmoid", "tanh"} <= {node.op.rpartition(".")[2] for node in graph.nodes}
+    assert not graph.notes

@@ -1,0 +1,42 @@
+"""Calls that get a number which code chooses."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.flow.argument_flow import Choices
+from engine.flow.chosen_calls import chosen_calls
+from engine.source.function_text import syntax_of
+
+
+class Net(nn.Module):
+    """Passes a number on."""
+
+    def forward(self, x: Tensor) -> Any:
+        """Return features."""
+        count = 2 if len(x) > 9 else 1
+        y = x * self.scaled(count)
+        for _ in range(count):
+            y = torch.relu(y)
+        return [x, y][count]
+
+    def scaled(self, number: int) -> float:
+        """Return a number that follows from another one."""
+        return number / 2 + float(torch.ones(1) * number)
+
+
+def test_numbers_are_followed_into_functions_and_back() -> None:
+    """Lists and loops are noted as such; features are no numbers, nor is what is computed from them."""
+    tree = syntax_of(Net.forward.__code__)
+    assert tree is not None
+    choice = next(n for n in ast.walk(tree) if isinstance(n, ast.IfExp))
+    net = Net()
+    calls = chosen_calls(net, Choices([net.forward, net.scaled], expressions=frozenset([choice.body])))
+    start = Net.forward.__code__.co_firstlineno
+    by_line = {line - start: picks for ((line, _), _), picks in calls[Net.forward.__code__].items()}
+    assert by_line == {3: False, 4: True, 6: True}
+    assert not any(calls[Net.scaled.__code__].values()) and len(calls[Net.scaled.__code__]) == 3

@@ -1,0 +1,33 @@
+"""What statements do to the tensors in their variables."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from engine.flow.effects import Effect, effects
+from engine.ops.calls import FUNCTIONS
+
+
+@pytest.mark.parametrize(
+    ("code", "effect"),
+    [
+        ("x = x.to(dtype)", Effect.KEEPS),
+        ("x = x * scale", Effect.KEEPS_ZERO),
+        ("x *= scale", Effect.KEEPS_ZERO),
+        ("x = torch.clamp(x, min=-limit, max=limit)", Effect.KEEPS_ZERO),
+        ("x = x + shift", Effect.CHANGES),
+        ("x = F.dropout(x, p)", Effect.KEEPS_ZERO),
+        ("limit = torch.finfo(x.dtype).max", None),
+        ("k, x = cache.update(k, x)", Effect.KEEPS),
+        ("x = x @ w", Effect.USES),
+        ("x = x + x.mean()", Effect.USES),
+        ("y = x", Effect.USES),
+        ("x = scale / x", Effect.USES),
+        ("x = other.update(x)", Effect.USES),
+    ],
+)
+def test_effects(code: str, effect: Effect | None) -> None:
+    """What is not known to change single entries uses all of them."""
+    assert effects(ast.parse(code).body, FUNCTIONS, ["cache"]).get("x") == effect

@@ -1,0 +1,67 @@
+"""Functions that reach the numbers of a tensor past torch's ops are refused, and only while a model is recorded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.dlpack import from_dlpack, to_dlpack
+
+import engine
+from engine.errors import TraceError
+from engine.numbers.replaced_functions import replaced_functions
+
+
+class Net(nn.Module):
+    """Changes features in some way between two layers."""
+
+    change: Callable[[Tensor], Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        return self.leave(self.change(torch.relu(self.enter(x))))  # type: ignore[no-any-return]
+
+
+CHANGES: dict[str, Callable[[Net, Tensor], Tensor]] = {
+    "apply_": lambda net, h: h.apply_(lambda n: 2 * n),  # type: ignore[dict-item]
+    "map_": lambda net, h: h.map_(h.clone(), lambda n, m: n + m),  # type: ignore[dict-item]
+    "capsule": lambda net, h: from_dlpack(to_dlpack(h)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_changes_or_shares_a_tensor_without_an_op(name: str) -> None:
+    """The error names the function and the line."""
+    net = type("Net", (Net,), {"change": CHANGES[name], "__module__": __name__})()
+    with pytest.raises(TraceError, match="which cannot be followed") as error:
+        engine.trace(net, torch.zeros(2, 4))
+    assert "test_replaced_functions.py:" in str(error.value) and name.replace("capsule", "from_dlpack") in str(
+        error.value
+    )
+    with torch.no_grad():
+        assert net(torch.zeros(2, 4)).shape == (2, 3)  # the functions are as they were
+
+
+def test_tensors_that_are_handed_on_themselves() -> None:
+    """`from_dlpack` reads a tensor, and takes arrays."""
+    net = type("Net", (Net,), {"change": lambda net, h: from_dlpack(h), "__module__": __name__})()
+    graph = engine.trace(net, torch.zeros(2, 4))
+    assert "is read by the code" in str(graph.exits)
+    with replaced_functions():
+        assert torch.equal(torch.from_dlpack(torch.ones(2).numpy()), torch.ones(2))
+
+
+def test_functions_are_put_back() -> None:
+    """After an error too."""
+    before = range, math.sqrt, torch._C._from_dlpack
+    with pytest.raises(ZeroDivisionError), replaced_functions():
+        assert range is not before[0] and math.sqrt(4.0) == 2.0
+        raise ZeroDivisionError
+    assert (range, math.sqrt, torch._C._from_dlpack) == before

@@ -1,0 +1,193 @@
+"""Flags and random states of the process, and several threads that trace at once."""
+
+from __future__ import annotations
+
+import builtins
+import contextvars
+import logging
+import math
+import random
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import engine
+from engine.alternatives.modes import Switches
+from engine.running.process import seed_generators, unchanged_process
+
+VARIABLE: contextvars.ContextVar[int] = contextvars.ContextVar("VARIABLE", default=0)
+
+
+def _flags() -> list[Any]:
+    return [
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.get_num_threads(),
+        torch.is_anomaly_enabled(),
+        torch.backends.mha.get_fastpath_enabled(),
+        torch.backends.cudnn.enabled,
+        torch.backends.cudnn.benchmark,
+        torch.backends.cudnn.deterministic,
+        torch.is_autocast_cache_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.get_rng_state().tolist(),
+        random.getstate(),
+        repr(np.random.get_state()),
+        list(warnings.filters),
+        logging.getLogger("torch._subclasses.fake_tensor").level,
+        VARIABLE.get(),
+        builtins.range,
+        dict(vars(math)),
+    ]
+
+
+def _filter() -> None:
+    warnings.filterwarnings("ignore", message="nothing")
+
+
+CHANGES: dict[str, Callable[[], Any]] = {
+    "grad mode": lambda: torch.set_grad_enabled(not torch.is_grad_enabled()),
+    "default dtype": lambda: torch.set_default_dtype(torch.float64),
+    "deterministic": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+    "anomaly": lambda: torch.autograd.set_detect_anomaly(True),
+    "cudnn": lambda: setattr(torch.backends.cudnn, "benchmark", True),
+    "cudnn deterministic": lambda: setattr(torch.backends.cudnn, "deterministic", True),
+    "fast path": lambda: torch.backends.mha.set_fastpath_enabled(not torch.backends.mha.get_fastpath_enabled()),
+    "autocast": lambda: torch.set_autocast_enabled("cpu", True),
+    "torch": lambda: torch.manual_seed(5),
+    "python": random.random,
+    "numpy": lambda: np.random.rand(),
+    "warnings": _filter,
+    "context": lambda: VARIABLE.set(VARIABLE.get() + 1),
+}
+
+
+class Net(nn.Module):
+    """Changes something of the process in each call."""
+
+    def __init__(self, change: Callable[[], Any], fails: bool) -> None:
+        super().__init__()
+        self.body, self._change, self._fails = nn.Linear(3, 4), change, fails
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the features, or fail."""
+        self._change()
+        if self._fails:
+            raise ValueError("no")
+        return self.body(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["runs", "fails"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_process_is_as_before(change: str, fails: bool) -> None:
+    """After a trace, and after a forward that fails."""
+    VARIABLE.set(3)
+    model, before = Net(CHANGES[change], fails), _flags()
+    try:
+        engine.trace(model, torch.zeros(2, 3))
+    except engine.errors.EngineError:
+        assert fails or change == "default dtype"
+    assert _flags() == before
+
+
+def test_the_flags_are_looked_at() -> None:
+    """Each change shows without the mechanism."""
+    for change in CHANGES.values():
+        with unchanged_process(), torch.random.fork_rng(devices=[]):
+            before = _flags()
+            change()
+            assert _flags() != before
+
+
+def _network(seed: int) -> nn.Module:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.groups = nn.Conv2d(8 + seed, 8 + seed, 3, padding=1), 1
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(2):
+                x = x + self.body(x).relu() * math.sqrt(x.shape[1])
+            return x.view(x.shape[0], x.shape[1] // self.groups, -1, x.shape[3])
+
+    stem = nn.Conv2d(3, 8 + seed, 1)
+    return nn.Sequential(stem, Block(), Block(), nn.Flatten(), nn.LazyLinear(2))
+
+
+def _summary(model: nn.Module) -> list[Any]:
+    graph = engine.trace(model, torch.zeros(2, 3, 6, 6))
+    return [(n.op, n.module, [v.shape for v in n.outputs], sorted(n.sizes), len(graph.guards)) for n in graph.nodes]
+
+
+def test_threads_trace_at_once() -> None:
+    """Four threads get the graphs that one gets, of models of their own and of one that they share."""
+    models = [_network(seed) for seed in range(4)]
+    for model in models:
+        model(torch.zeros(2, 3, 6, 6))
+    models += [models[0]] * 4
+    expected = [_summary(model) for model in models]
+    before = _flags()
+    results: dict[int, list[Any]] = {}
+
+    def work(place: int) -> None:
+        for position in range(place, len(models), 4):
+            results[position] = _summary(models[position])
+
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [results[position] for position in range(len(models))] == expected
+    assert _flags() == before
+
+
+def test_a_thread_that_runs_the_model_is_not_recorded() -> None:
+    """It runs as ever, and its calls are not part of the program."""
+    model = _network(0)
+    images = torch.zeros(2, 3, 6, 6)
+    model(images)
+    expected, stop, errors = _summary(model), threading.Event(), []
+
+    def work() -> None:
+        while not stop.is_set():
+            try:
+                model[0](images)
+            except Exception as error:
+                errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert all(_summary(model) == expected for _ in range(3))
+    finally:
+        stop.set()
+        thread.join(60)
+    assert not errors
+
+
+def test_flags_are_read_past_what_watches_them() -> None:
+    """A look at the flags is none that the model's code takes, and is told the truth."""
+    switches = Switches(nn.ReLU())
+    with switches.answering(otherwise="is_autocast_enabled"), unchanged_process():
+        torch.set_autocast_enabled("cpu", True)
+    assert not switches.asked and not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="torch has a generator to seed there")
+def test_seeding_asks_no_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch would keep a call and its stack for later each time; the numbers are those of torch's function."""
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("the devices are asked"))
+    seed_generators(5)
+    assert torch.equal(torch.rand(3), expected)
