@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["EXCLUSIVE", "seed_generators", "seeded", "silenced", "unchanged_process"]
+__all__ = ["EXCLUSIVE", "random_state", "seed_generators", "seeded", "silenced", "unchanged_process"]
 
 EXCLUSIVE = threading.RLock()
 """Lock held while a model runs for an analysis, which temporarily changes classes, Python modules and random states."""
@@ -114,6 +114,20 @@ def seed_generators(seed: int) -> None:
         True
     """
     (torch.manual_seed if _has_accelerator() else torch.default_generator.manual_seed)(seed)
+
+
+def random_state() -> tuple[Any, ...]:
+    """Return the states of torch's generators for the CPU and, once CUDA is in use, each GPU, Python's and NumPy's.
+
+    Example:
+        >>> before = random_state()
+        >>> before == random_state(), torch.rand(1).shape, before == random_state()
+        (True, torch.Size([1]), False)
+    """
+    kind, keys, *rest = np.random.get_state()
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    states = (state.numpy().tobytes() for state in (torch.get_rng_state(), *devices))
+    return *states, random.getstate(), kind, np.asarray(keys).tobytes(), tuple(rest)
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import engine
 from engine.alternatives.modes import Switches
-from engine.running.process import seed_generators, unchanged_process
+from engine.running.process import random_state, seed_generators, unchanged_process
 
 VARIABLE: contextvars.ContextVar[int] = contextvars.ContextVar("VARIABLE", default=0)
 
@@ -106,6 +106,18 @@ def test_the_flags_are_looked_at() -> None:
             before = _flags()
             change()
             assert _flags() != before
+
+
+def test_random_numbers_of_a_gpu_count_once_it_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its generator is not the CPU's; asking for it would start CUDA."""
+    state = torch.zeros(4, dtype=torch.uint8)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [state])
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    before = random_state()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    used = random_state()
+    state += 1
+    assert len({before, used, random_state()}) == 3
 
 
 def _network(seed: int) -> nn.Module:
