@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from engine import html
 from engine.errors import EngineError, RuleError, StaleGraphError, TraceError
-from engine.program.entries import PATHS, Entry
+from engine.program.entries import PATHS, TRAIN_PATHS, Entry
 from engine.program.stored import stored_tensors
 
 __all__ = ["Graph", "Node", "Origin", "Value", "map_values", "rule_errors", "walk_values"]
@@ -136,7 +136,7 @@ class Node:
     @property
     def in_train_mode(self) -> bool:
         """Whether it runs during training only."""
-        return self.path in ("train", "train, other")
+        return self.path in TRAIN_PATHS
 
     @property
     def output(self) -> Value:

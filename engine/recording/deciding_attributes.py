@@ -126,7 +126,7 @@ def record_deciding_attributes(
         group.names.add(own.in_model(own.path))
         group.arguments |= own.arguments()
     numbers = {(name, key): n for name, module in modules.items() for key, n in integers(module).items()}
-    settings = ((group, value) for group in groups.values() for value in _other_values(group, way.guards, numbers))
+    settings = ((group, value) for group in groups.values() for value in _other_values(group, way.ran.guards, numbers))
     for group, value in itertools.islice(settings, _MOST_SETTINGS):
         setting = [(place, value) for place in group.places if place.value != value]
         if setting and group.waits():  # where the model rejects it, the code keeps its channels

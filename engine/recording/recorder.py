@@ -318,7 +318,7 @@ class Recorder(Versions, TorchDispatchMode):
             if isinstance(tensor, (FakeTensor, nn.Parameter)) or (what.writes and id(tensor) in self._names):
                 return True
         drawn = torch.Tag.nondeterministic_seeded in func.tags  # and a factory whose size follows a shape: no constants
-        return (drawn and not self._path.startswith("train")) or (not tensors and self._provenance.tagged)
+        return (drawn and not self._in_train_mode) or (not tensors and self._provenance.tagged)
 
     def _substitute(self, tensor: Tensor, is_input: bool = False) -> Tensor:
         if self._maker is None or isinstance(tensor, FakeTensor):

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from engine.alternatives.mutable_state import MutableState
 from engine.errors import TraceError
 from engine.flow.paths_read import NumberRead
+from engine.program.entries import TRAIN_PATHS
 from engine.program.graph import Node, Value, map_values, walk_values
 from engine.program.trees import tensors_in
 from engine.recording.tape import Tape
@@ -80,6 +81,11 @@ class Versions(Tape):
         self._alive: dict[int, Tensor] = {}  # identities must not be used twice; the only reference to what ops make
         self._leaves: set[int] = set()  # identities of tensors that were there before the run and are stored nowhere
         self._hidden: dict[int, Tensor] = {}
+
+    @property
+    def _in_train_mode(self) -> bool:
+        """Whether the present run is one of forward in train mode; an entry may have any name."""
+        return self._path in TRAIN_PATHS
 
     def _may_change(self, tensor: Tensor) -> bool:
         """Whether nothing is known of the numbers in a real tensor."""
