@@ -14,7 +14,7 @@ from engine.bounds import check_number
 from engine.compaction.build import Analysis, analyse, canonical_tensors, exact_in_train
 from engine.compaction.compact import OptimizerLike
 from engine.compaction.follow import compactable
-from engine.compaction.parts import certify
+from engine.compaction.parts import store_certificate
 from engine.compaction.plan import Plan
 from engine.compaction.sharing import Sharing, separated
 from engine.compaction.spreading import candidates
@@ -285,7 +285,7 @@ class ModelSpeedup:
             if entries is not None:
                 certificate = entries.conclude(certificate)
             if not plan.is_empty:
-                certify(self._model, certificate.state_dict())
+                store_certificate(self._model, certificate.state_dict())
             if self._plain_norms and not training:
                 plan, certificate = self._with_ordinary_norms(plan, certificate, undo)
             self._done, self.certificate = plan, certificate

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.compaction.parts import certify
+from engine.compaction.parts import store_certificate
 from engine.compaction.plan import Plan
 from engine.program.graph import Graph
 from engine.program.stored import distinct_modules
@@ -84,7 +84,7 @@ def make_ordinary(
             undo.callback(undo_others)
             exchanges = (*exchanges, *others)
         if exchanges:
-            certify(model, certificate.state_dict())
+            store_certificate(model, certificate.state_dict())
         return exchanges, certificate, undo.pop_all().close
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import engine
-from engine.compaction import certify, entries, renew, restore_sharded
+from engine.compaction import entries, renew, restore_sharded, store_certificate
 from engine.errors import VerificationError
 from engine.program import gathered_from
 from engine.running import evaluating
@@ -195,7 +195,7 @@ class Copied(Whole):
             try:
                 change.commit()
                 if not plan.is_empty:
-                    certify(model, certificate.state_dict())
+                    store_certificate(model, certificate.state_dict())
                 yield plan, certificate
             except BaseException:
                 change.rollback()
@@ -271,7 +271,7 @@ class Sharded(Whole):
             yield plan, certificate
             return
         with self._cut(sharding, plan, job, certificate) as verdict:
-            certify(engine.compactable(model), verdict.state_dict())
+            store_certificate(engine.compactable(model), verdict.state_dict())
             yield plan, verdict
 
     @contextmanager
