@@ -294,7 +294,7 @@ def _settled(
     changing = MutableState(model, inputs[0], constants, opaque)
     recorded = functools.partial(_recorded, model, inputs, opaque, changing, dynamic_dims, entries)
     recorder, decided = recorded()
-    return recorded() if recorder.missed() else (recorder, decided)
+    return recorded() if recorder.written_constants() else (recorder, decided)
 
 
 def _recorded(

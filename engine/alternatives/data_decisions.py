@@ -60,7 +60,7 @@ class DataDecisions:
         >>> decisions = DataDecisions(lambda: "head")
         >>> decisions.answer("net.py:3", True)
         True
-        >>> with decisions.turned({("net.py:3", 0, "head"): False}):
+        >>> with decisions.answering({("net.py:3", 0, "head"): False}):
         ...     decisions.restart()
         ...     decisions.answer("net.py:3", True), decisions.answer("net.py:3", True)
         (False, True)
@@ -70,7 +70,7 @@ class DataDecisions:
         self._owner = owner
         self.taken: list[DataDecision] = []
         self._counts: dict[tuple[str, str], int] = {}
-        self._turned: Answers = {}
+        self._other_answers: Answers = {}
         self._sized_by_data: set[int] = set()
 
     def restart(self) -> None:
@@ -78,22 +78,22 @@ class DataDecisions:
         self.taken, self._counts, self._sized_by_data = [], {}, set()
 
     @contextmanager
-    def turned(self, turned: Answers) -> Iterator[None]:
+    def answering(self, answers: Answers) -> Iterator[None]:
         """Give other answers in the body.
 
         Args:
-            turned: the answers.
+            answers: the other answers, in the place of those that the data give.
         """
-        before, self._turned = self._turned, turned
+        before, self._other_answers = self._other_answers, answers
         try:
             yield
         finally:
-            self._turned = before
+            self._other_answers = before
 
     @property
     def answers(self) -> Answers:
         """The other answers that the current run is given."""
-        return self._turned
+        return self._other_answers
 
     def answer(self, place: str, answer: Answer) -> Answer:
         """Return the answer that the code is given.
@@ -106,7 +106,7 @@ class DataDecisions:
         count = self._counts.get((owner, place), 0)
         self._counts[owner, place] = count + 1
         self.taken.append(DataDecision(place, count, owner, answer))
-        return self._turned.get((place, count, owner), answer)
+        return self._other_answers.get((place, count, owner), answer)
 
     def note_sizes(self, func: Any, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
         """Note the results of an op with a size that depends on data, directly or through an input.

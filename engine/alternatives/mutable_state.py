@@ -109,11 +109,11 @@ class MutableState:
     def __contains__(self, tensor: Tensor) -> bool:
         return id(tensor) in self._tensors
 
-    def follow(self, tensors: Iterable[Tensor]) -> None:
+    def add_computed(self, tensors: Iterable[Tensor]) -> None:
         """Note that tensors are computed from others that may change."""
         self._add(tensors)
 
-    def missed(self, written: Iterable[str], aliases: Mapping[str, str]) -> set[str]:
+    def add_written(self, written: Iterable[str], aliases: Mapping[str, str]) -> set[str]:
         """Return the names taken for constant that a run wrote to; from now on they are not taken for constant."""
         new = {name for name in written if name not in self.names and name not in self._fixed}
         new |= {name for name, canonical in aliases.items() if canonical in new and name not in self._fixed}
@@ -133,7 +133,7 @@ class MutableState:
         self._matched.update(matching)
         return bool(matching)
 
-    def settle(self, name: str) -> None:
+    def take_as_constant(self, name: str) -> None:
         """Note that the model accepts no other value of an attribute."""
         self._settled.add(name)
 

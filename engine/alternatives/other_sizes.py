@@ -56,15 +56,15 @@ class OtherSizes:
 
     Args:
         numbers: returns the integer attributes of modules, by module and name.
-        leads_further: returns whether to keep the last run, whatever it computed.
+        reached_new_code: returns whether to keep the last run, whatever it computed.
     """
 
     def __init__(
         self,
         numbers: Callable[[], Mapping[tuple[str, str], int]] = dict,
-        leads_further: Callable[[], bool] = lambda: False,
+        reached_new_code: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._leads_further = leads_further
+        self._leads_further = reached_new_code
         self.rejections = Rejections(numbers)
         self._inputs: list[tuple[int, ...]] = []
         self.varying: set[tuple[int, tuple[str, int]]] = set()

@@ -60,7 +60,7 @@ class HeldTypes:
     def _are_computed_at(self, branch: Branch, variable: str) -> bool:
         held = self._coverage.seen.get(branch, {}).get(variable, ())
         computed = (kind == "values" and all(v.producer is not None for v in values) for kind, values in held)
-        return 0 < len(held) < MOST_VALUES and variable in branch.noted and all(computed)
+        return 0 < len(held) < MOST_VALUES and variable in branch.relevant_names and all(computed)
 
     def others(self) -> set[str]:
         """Return the variables in the condition, and in the values of these, that may have another type."""

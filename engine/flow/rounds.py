@@ -220,7 +220,7 @@ class Rounds:
                     current = self._rounds[branch] = _Round(offset=frame.f_lasti)
                 for text, held in state_read(branch, variables, self._space):
                     self._note(current.notes, text, held)
-                for name in branch.noted:
+                for name in branch.relevant_names:
                     held = variables.get(name)
                     held = held if isinstance(held, _PLAIN) else parts_read(held, name, branch, variables)
                     self._note_variable(current.notes, variables, name, held)

@@ -176,7 +176,7 @@ class Combinations:
             if not self._starts or self._remaining < 0:
                 break
             start = self._starts.pop(0)
-            with self._recorder.data_decisions.turned(start.situation.answers):
+            with self._recorder.data_decisions.answering(start.situation.answers):
                 self._turn_modes(start, in_train_mode)
                 self._turn_values(start)
             again, answers = functools.partial(self._run, start.situation, ("data",)), start.situation.answers
@@ -231,7 +231,7 @@ class Combinations:
             return False
         ran = recorder.since(mark)
         in_vain = situation.train and any(self._repeats(ran.nodes, run) for run in (start.ran.nodes, *in_train_mode))
-        if in_vain and not recorder.leads_further():
+        if in_vain and not recorder.reached_new_code():
             recorder.drop(mark)
             return True
         same = run_signature(ran.nodes, ran.outputs) == run_signature(start.ran.nodes, start.ran.outputs)

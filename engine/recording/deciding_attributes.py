@@ -157,7 +157,7 @@ def _settle_rejected(
     own = {function.function.code for function, _ in group.branches}
     if type(group.places[0].value) is bool and not is_set and not _passes_any(group.arguments, own, model):
         for name in group.names:
-            changing.settle(name)
+            changing.take_as_constant(name)
 
 
 def _passes_any(arguments: Collection[str], own: Collection[CodeType], model: nn.Module) -> bool:

@@ -74,15 +74,15 @@ class Tape:
         self._uncertain: dict[int, tuple[int | float, ...]] = {}
         self._guards: list[Guard] = []
         self._unsettled: dict[int, bool] = {}
-        self._standing_in: tuple[tuple[int, ...], ...] = ()
+        self._interchangeable: tuple[tuple[int, ...], ...] = ()
         self._written: set[str] = set()
         self._weights: set[tuple[str, str]] = set()
         self._stored: dict[str, Value] = {}
         self.notes: list[str] = []
         self._reassigned = Reassigned(model)
-        self.others = OtherSizes(self._integers, self.leads_further)
+        self.others = OtherSizes(self._integers, self.reached_new_code)
 
-    def leads_further(self) -> bool:
+    def reached_new_code(self) -> bool:
         """Whether the last run was the first to pass by code that did not run, or caught a new error."""
         return False
 
@@ -107,7 +107,7 @@ class Tape:
         first = [n for n in self._nodes if n.path == "eval"]
         again = self._nodes[mark.nodes :]
         leaving = [_places_of(run, self._outputs) for run in (first, again)]
-        if not self.leads_further() and repeats(again, first, shapes) and leaving[0] == leaving[1]:
+        if not self.reached_new_code() and repeats(again, first, shapes) and leaving[0] == leaving[1]:
             self.drop(mark)
 
     def origins(self, kept: tuple[str, Any]) -> list[tuple[str | None, ...]]:
@@ -175,12 +175,12 @@ class Tape:
             varying=frozenset(self.others.varying),
             resized=frozenset(self.others.resized),
             unsettled=dict(self._unsettled),
-            standing_in=self._standing_in,
+            interchangeable=self._interchangeable,
         )
 
-    def missed(self) -> set[str]:
+    def written_constants(self) -> set[str]:
         """Return the tensors taken for constant that a run wrote to; in the next recording they are not constant."""
-        return set() if self._changing is None else self._changing.missed(self._written, self._aliases)
+        return set() if self._changing is None else self._changing.add_written(self._written, self._aliases)
 
 
 def repeats(one: Sequence[Node], other: Sequence[Node], shapes: bool) -> bool:

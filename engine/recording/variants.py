@@ -128,7 +128,7 @@ class RecordedWay(NamedTuple):
             return False
         ran = recorder.since(mark)
         same = run_signature(ran.nodes, ran.outputs) == run_signature(self.ran.nodes, self.ran.outputs)
-        if same and not recorder.leads_further():
+        if same and not recorder.reached_new_code():
             recorder.others.repeat(self.ran.nodes, ran.nodes)
             recorder.drop(mark)
         else:
@@ -247,7 +247,7 @@ def record_data_decisions(
                 continue
             mark, turned = recorder.mark(), {**before, **answers}
             try:
-                with recorder.data_decisions.turned(turned):
+                with recorder.data_decisions.answering(turned):
                     run()
             except (*NEEDS_DATA, TraceError):
                 remaining -= len(recorder.since(mark).nodes)
@@ -256,7 +256,7 @@ def record_data_decisions(
                 continue
             ran = recorder.since(mark)
             remaining -= len(ran.nodes)
-            if (links := _links(ran.nodes)) <= seen and not recorder.leads_further():
+            if (links := _links(ran.nodes)) <= seen and not recorder.reached_new_code():
                 recorder.drop(mark)
                 fruitless[place] += 1
             else:

@@ -70,8 +70,8 @@ def test_modules_of_a_place_are_turned_together() -> None:
 def test_answers_are_those_of_the_innermost_context() -> None:
     """And those around it hold again afterwards."""
     decisions, outer, inner = DataDecisions(lambda: "head"), {("a", 0, "head"): 1}, {("b", 0, "head"): 2}
-    with decisions.turned(outer):
-        with decisions.turned(inner):
+    with decisions.answering(outer):
+        with decisions.answering(inner):
             assert decisions.answers == inner
         assert decisions.answers == outer
     assert not decisions.answers
