@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from engine.limits import NEIGHBOURS
 from engine.program.graph import Value
 
 __all__ = ["Answers", "DataDecision", "DataDecisions", "further_answers", "turns"]
 
-_STEPS = 16
-"""Distance up to which integers are tried one by one."""
 
 _FAR, _MANY = 1e6, 1000
 """Numbers beyond the thresholds with which code compares floats and integers."""
@@ -153,7 +152,7 @@ def further_answers(answers: Answers, taken: Iterable[DataDecision]) -> list[Ans
         taken: the decisions with the answers of the data.
     """
     own = {(place, nth, owner): answer for place, nth, owner, answer in taken}
-    if any(type(answer) is not int or not 0 < abs(answer - own[key]) < _STEPS for key, answer in answers.items()):
+    if any(type(answer) is not int or not 0 < abs(answer - own[key]) < NEIGHBOURS for key, answer in answers.items()):
         return []
     further = {key: answer + (1 if answer > own[key] else -1) for key, answer in answers.items()}
     return [further] if all(answer >= 0 for answer in further.values()) else []

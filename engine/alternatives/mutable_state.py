@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from engine.alternatives.attribute_choices import is_choice, is_list_of_numbers
 from engine.alternatives.attributes import Attribute
 from engine.errors import InputError
+from engine.limits import MOST_STATE_OBJECTS
 from engine.numbers.coefficients import coefficients
 from engine.program.stored import HISTORY, PART, modules_of, parameters_of, stored_tensors
 from engine.source.attribute_writes import EVERYTHING, written_attributes, written_by_modules
@@ -30,7 +31,6 @@ from engine.source.model_code import code_of, codes_of, module_namespaces
 __all__ = ["MutableState"]
 
 _STATISTICS = ("running_mean", "running_var")
-_MOST = 5_000
 _OF_EVERY_MODULE = frozenset({*vars(nn.Module()), HISTORY, PART})
 
 
@@ -215,7 +215,7 @@ def _held(values: Any) -> Iterator[Tensor]:
     """Yield the tensors in values, inside containers, and inside objects other than modules."""
     seen: set[int] = set()
     waiting = deque(values.values() if isinstance(values, dict) else values)
-    while waiting and len(seen) < _MOST:
+    while waiting and len(seen) < MOST_STATE_OBJECTS:
         value = waiting.popleft()
         if isinstance(value, (*_PLAIN, nn.Module)) or id(value) in seen:
             continue

@@ -16,7 +16,7 @@ from engine.flow.branches import Branch
 from engine.flow.conditions import TYPE_CHECKS
 from engine.flow.control_flow import may_leave
 from engine.flow.coverage import FunctionCoverage
-from engine.flow.rounds import MOST_VALUES
+from engine.limits import MOST_VALUES
 from engine.source.bindings import bindings
 from engine.source.syntax import TRIES, nodes_of
 

@@ -20,6 +20,7 @@ from engine.alternatives.attributes import Settings, run_signature
 from engine.alternatives.data_decisions import Answers, DataDecision
 from engine.alternatives.modes import SWITCHES
 from engine.alternatives.outer_values import OuterValue, OuterValues
+from engine.limits import LEAST_RUNS, MOST_FURTHER_OPS, MOST_STARTS
 from engine.program.expressions import Guard
 from engine.program.graph import Node
 from engine.recording.entry_recorder import EntryRecorder
@@ -29,10 +30,7 @@ from engine.recording.variants import attempt, record_arguments, record_data_dec
 
 __all__ = ["Combinations", "Situation"]
 
-_MOST_STARTS, _MOST_OPS = 24, 20_000
-"""Maximum number of runs from which others start, and the budget of ops for all of these runs."""
 
-_LEAST = 4  # times the ops of the run on the example
 _MODE = "training"
 
 
@@ -171,8 +169,8 @@ class Combinations:
             Notes on what could not be recorded.
         """
         notes: list[str] = []
-        self._remaining = max(_MOST_OPS, _LEAST * ops)
-        for _ in range(_MOST_STARTS):
+        self._remaining = max(MOST_FURTHER_OPS, LEAST_RUNS * ops)
+        for _ in range(MOST_STARTS):
             if not self._starts or self._remaining < 0:
                 break
             start = self._starts.pop(0)

@@ -23,6 +23,7 @@ from engine.flow.branches import Branch
 from engine.flow.coverage import CoverageTracer, FunctionCoverage
 from engine.flow.rounds import add_new
 from engine.flow.tested import attributes_tested, variables_tested
+from engine.limits import MOST_DECIDING_SETTINGS
 from engine.numbers.integers import integers
 from engine.observations.assumptions import Assumptions
 from engine.program.expressions import Guard
@@ -38,8 +39,6 @@ from engine.source.syntax import compares_with_none, nodes_of
 
 __all__ = ["record_deciding_attributes"]
 
-_MOST_SETTINGS = 16
-"""Maximum number of recorded settings."""
 
 _PLAIN = (bool, int, float, str)
 
@@ -127,7 +126,7 @@ def record_deciding_attributes(
         group.arguments |= own.arguments()
     numbers = {(name, key): n for name, module in modules.items() for key, n in integers(module).items()}
     settings = ((group, value) for group in groups.values() for value in _other_values(group, way.ran.guards, numbers))
-    for group, value in itertools.islice(settings, _MOST_SETTINGS):
+    for group, value in itertools.islice(settings, MOST_DECIDING_SETTINGS):
         setting = [(place, value) for place in group.places if place.value != value]
         if setting and group.waits():  # where the model rejects it, the code keeps its channels
             way.at(recorder, setting, functools.partial(_settle_rejected, group, recorder, modules[""], changing))

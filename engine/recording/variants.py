@@ -20,6 +20,7 @@ from engine.alternatives.data_decisions import Answers, DataDecision, further_an
 from engine.alternatives.mutable_state import MutableState
 from engine.alternatives.outer_values import OuterValue, OuterValues
 from engine.errors import TraceError
+from engine.limits import FRUITLESS_ATTEMPTS, LEAST_RUNS, MOST_FURTHER_OPS
 from engine.program.entries import Entry
 from engine.program.expressions import Guard
 from engine.program.graph import Node
@@ -41,11 +42,6 @@ __all__ = [
     "record_substitutes",
 ]
 
-_MOST_TURNED_OPS, _LEAST_TURNED = 20_000, 4
-"""Budget of ops for runs with other answers to decisions on data, and the minimum number of runs that it allows."""
-
-_FRUITLESS = 2
-"""A place in the code is skipped after so many decisions for which no other answer led to anything new."""
 
 _SETTABLE = (type(None), bool, int, float, str, Enum)
 
@@ -230,7 +226,7 @@ def record_data_decisions(
     """
     if not taken:
         return []
-    seen, remaining = _links(nodes), max(_MOST_TURNED_OPS, _LEAST_TURNED * len(nodes))
+    seen, remaining = _links(nodes), max(MOST_FURTHER_OPS, LEAST_RUNS * len(nodes))
     waiting: list[tuple[dict[Any, Any], list[DataDecision]]] = [(dict(answers or {}), list(taken))]
     places, fruitless, left_out = set[str](), Counter[str](), dict[str, None]()
     while waiting:
@@ -240,7 +236,7 @@ def record_data_decisions(
         alternatives = Counter(place for place, answers in new if min(nth for _, nth, _ in answers) == 0)
         while new:
             place, answers = new.popleft()
-            if fruitless[place] >= _FRUITLESS * alternatives[place]:
+            if fruitless[place] >= FRUITLESS_ATTEMPTS * alternatives[place]:
                 continue
             if remaining < 0:
                 left_out[place] = None
