@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, TypeGuard
 
@@ -12,7 +14,7 @@ from engine.bounds import check_number
 from engine.compaction.build import Analysis, analyse, canonical_tensors, exact_in_train
 from engine.compaction.compact import OptimizerLike
 from engine.compaction.follow import compactable
-from engine.compaction.parts import certify
+from engine.compaction.parts import store_certificate
 from engine.compaction.plan import Plan
 from engine.compaction.sharing import Sharing, separated
 from engine.compaction.spreading import candidates
@@ -27,7 +29,7 @@ from engine.removal.structure import structure_of
 from engine.rule import Registry
 from engine.running.evaluation import sharing_contents
 from engine.running.inputs import check_model
-from engine.surgery.exchange import Exchange, Replace
+from engine.surgery.exchange import Exchange, Replace, Undo
 from engine.surgery.kinds import joined
 from engine.surgery.kinds.norms import NarrowedNorm, is_root_mean_square
 from engine.surgery.kinds.replacements import check_functions, opaque_names
@@ -198,7 +200,6 @@ class ModelSpeedup:
     def _separated(self, plan: Plan) -> list[Sharing]:
         return separated(self._model, plan.slices, plan.masks, plan.folds)
 
-    @sharing_contents()
     def speedup_model(self, optimizer: OptimizerLike = None, *, training: bool = False) -> nn.Module:
         """Compact the model in place.
 
@@ -216,6 +217,47 @@ class ModelSpeedup:
             PlanError: if an optimizer's state cannot be narrowed, or `customized_replace_func` fails or would leave an
                 optimizer with stale parameters; the model is left unchanged.
         """
+        with self.compacting(optimizer, training=training):
+            return self._model
+
+    @contextmanager
+    def compacting(self, optimizer: OptimizerLike = None, *, training: bool = False) -> Iterator[None]:
+        """Compact the model as `speedup_model` does, and restore it if the body of the ``with`` statement fails.
+
+        The body is for what has to follow the compaction or prevent it: copies of the model, other processes.
+
+        Args:
+            optimizer: see `speedup_model`.
+            training: see `speedup_model`.
+
+        Raises:
+            VerificationError, PlanError: see `speedup_model`.
+
+        Example:
+            >>> net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
+            >>> masks = {"0": {"weight": torch.tensor([[1.0], [0.0], [1.0], [0.0]]).expand(4, 2)}}
+            >>> masks["0"]["bias"] = masks["0"]["weight"][:, 0]
+            >>> try:
+            ...     with ModelSpeedup(net, torch.rand(2, 2), masks).compacting():
+            ...         assert net[0].out_features == 2
+            ...         raise OSError("no room for the checkpoint")
+            ... except OSError:
+            ...     print(net[0].out_features)
+            4
+        """
+        undo = self._compact(optimizer, training)
+        try:
+            yield
+        except BaseException:
+            undo()
+            self._done, self.certificate = None, Certificate()
+            raise
+        if not self.plan.is_empty:
+            compactable(self._model)
+
+    @sharing_contents()
+    def _compact(self, optimizer: OptimizerLike, training: bool) -> Undo:
+        """Compact and verify; return a function that undoes the compaction."""
         with settled(self._model):
             analysis, exact = self._decided()
             in_train = self._in_train(analysis, exact, training)
@@ -231,7 +273,8 @@ class ModelSpeedup:
         step = self._step(analysis, proof) if compares and proof is not None else None
         entries = self._entries(analysis, in_train) if verify and exact and not _trains_together() else None
         change = plan.prepare(self._model, optimizer, self._functions)
-        try:
+        with ExitStack() as undo:
+            undo.callback(change.rollback)
             change.commit()
             if proof is not None:
                 certificate = proof.conclude(certificate)
@@ -242,23 +285,19 @@ class ModelSpeedup:
             if entries is not None:
                 certificate = entries.conclude(certificate)
             if not plan.is_empty:
-                certify(self._model, certificate.state_dict())
+                store_certificate(self._model, certificate.state_dict())
             if self._plain_norms and not training:
-                plan, certificate = self._with_ordinary_norms(plan, certificate)
-        except BaseException:
-            change.rollback()
-            raise
-        self._done, self.certificate = plan, certificate
-        if not plan.is_empty:
-            compactable(self._model)
-        return self._model
+                plan, certificate = self._with_ordinary_norms(plan, certificate, undo)
+            self._done, self.certificate = plan, certificate
+            return undo.pop_all().close
 
-    def _with_ordinary_norms(self, plan: Plan, certificate: Certificate) -> tuple[Plan, Certificate]:
+    def _with_ordinary_norms(self, plan: Plan, certificate: Certificate, undo: ExitStack) -> tuple[Plan, Certificate]:
         """Exchange norms for ordinary ones, also those of earlier compactions."""
         compare, everything = self._confidence > 0, self._plain_norms is True
-        exchanges, certificate = make_ordinary(
+        exchanges, certificate, undo_exchanges = make_ordinary(
             self._model, self._graph, self._batch_dim, certificate, compare, everything
         )
+        undo.callback(undo_exchanges)
         return replace(plan, exchanges=joined(plan.exchanges, exchanges)), certificate
 
     def _step(self, analysis: Analysis, proof: Proof) -> TrainingProof:

@@ -31,9 +31,9 @@ from engine.ops.opaque import LITERAL
 from engine.ops.results import layout_of_result
 from engine.ops.spread import separate_layers
 from engine.program.entries import Entry, entries_of
-from engine.program.expressions import AttributeOf, Guard
+from engine.program.expressions import AttributeOf
 from engine.program.garbage import uncollected
-from engine.program.graph import Graph, Node
+from engine.program.graph import Graph
 from engine.program.stored import distinct_modules, settled
 from engine.program.trees import tensors_in
 from engine.recording.combinations import Combinations, Situation
@@ -42,6 +42,7 @@ from engine.recording.entry_recorder import EntryRecorder
 from engine.recording.outer_modules import module_stack, preserving_outer_modules
 from engine.recording.recorder import Recorder
 from engine.recording.resized_runs import record_other_sizes, record_sizes_of_way
+from engine.recording.tape import Run
 from engine.recording.train_mode import modules_needing_train_mode
 from engine.recording.variants import (
     RecordedWay,
@@ -214,11 +215,12 @@ def _record_forward(
     with switches.answering(), calls.of(candidates), settings.watching():
         _run(recorder, model, opaque, *inputs[0], [], "eval", contents=contents)
     seen, read_outside = combinations.begin()
-    entered = recorder.entered(start)
-    first = (*recorder.since(start), entered if len(entered) == sum(1 for _ in tensors_in(inputs[0])) else [])
-    by_default = _way_of(run_in, example, *first[:2], recorder.left(start))
+    first = recorder.since(start)
+    if len(first.inputs) != sum(1 for _ in tensors_in(inputs[0])):
+        first = replace(first, inputs=())
+    by_default = _way_of(run_in, example, first)
     recorder.notes += record_data_decisions(
-        recorder, functools.partial(run_in, example, ("data",)), recorder.data_decisions.taken, first[0]
+        recorder, functools.partial(run_in, example, ("data",)), recorder.data_decisions.taken, first.nodes
     )
     train = modules_needing_train_mode(
         recorder.another, model, [m for m in candidates if id(m) in seen], calls, entrywise, contents
@@ -232,16 +234,16 @@ def _record_forward(
 
     record_other_sizes(recorder, with_inputs(example), inputs, first, dynamic_dims)
     for situation, way in ways:
-        record_sizes_of_way(recorder, with_inputs(situation), inputs[0], (way.nodes, way.guards), dynamic_dims)
-    if missing := record_arguments(recorder, with_inputs(example), arguments, first, by_default.outputs):
+        record_sizes_of_way(recorder, with_inputs(situation), inputs[0], way.ran, dynamic_dims)
+    if missing := record_arguments(recorder, with_inputs(example), arguments, first):
         names = ", ".join(missing)
         recorder.notes.append(f"Only the example's value of these arguments of forward was recorded: {names}.")
     record_settings(recorder, by_default, settings, outer, read_outside, changing)
     unread = functools.partial(recorder.assumptions, *inputs[0], FUNCTIONS)
     record_deciding_attributes(recorder, by_default, distinct_modules(model), changing, unread)
-    record_substitutes(recorder, by_default.run, model, first, by_default.outputs)
+    record_substitutes(recorder, by_default.run, model, first)
     for way in (by_default, *(way for situation, way in ways if situation.switch is None)):
-        recorder.notes += record_coefficients(recorder, way.run, way.guards)
+        recorder.notes += record_coefficients(recorder, way.run, way.ran.guards)
 
     def in_train_mode(asking: Collection[int]) -> list[nn.Module]:
         needed = modules_needing_train_mode(
@@ -249,7 +251,7 @@ def _record_forward(
         )
         return [m for m in candidates if id(m) not in asked or m in train or m in needed] if needed else []
 
-    recorder.notes += combinations.record(in_train_mode, len(first[0]))
+    recorder.notes += combinations.record(in_train_mode, len(first.nodes))
 
 
 def _record_ways(
@@ -261,25 +263,23 @@ def _record_ways(
         mark = recorder.mark()
         try:
             run_in(situation, ("data", "sizes"), "train" if situation.train else None)
-            way = _way_of(run_in, situation, *recorder.since(mark), recorder.left(mark))
+            way = _way_of(run_in, situation, recorder.since(mark))
             ways.append((situation, way))
             taken = recorder.data_decisions.taken
             recorder.drop_if_repeated(mark, shapes=True)
             again = functools.partial(run_in, situation, ("data",))
-            recorder.notes += record_data_decisions(recorder, again, taken, way.nodes)
+            recorder.notes += record_data_decisions(recorder, again, taken, way.ran.nodes)
         except TraceError as error:  # a detector wants targets there: analyse what can be seen, and say so
             recorder.drop(mark)
             recorder.notes.append(f"{_UNSEEN} {error}")
     return ways
 
 
-def _way_of(
-    run_in: Callable[..., None], situation: Situation, nodes: list[Node], guards: list[Guard], outputs: Any
-) -> RecordedWay:
+def _way_of(run_in: Callable[..., None], situation: Situation, ran: Run) -> RecordedWay:
     def run(setting: Any = ()) -> None:
         run_in(replace(situation, setting=(*situation.setting, *setting)))
 
-    return RecordedWay(run, nodes, guards, outputs)
+    return RecordedWay(run, ran)
 
 
 def _settled(
@@ -294,7 +294,7 @@ def _settled(
     changing = MutableState(model, inputs[0], constants, opaque)
     recorded = functools.partial(_recorded, model, inputs, opaque, changing, dynamic_dims, entries)
     recorder, decided = recorded()
-    return recorded() if recorder.missed() else (recorder, decided)
+    return recorded() if recorder.written_constants() else (recorder, decided)
 
 
 def _recorded(

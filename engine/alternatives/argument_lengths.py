@@ -13,12 +13,10 @@ from typing import Any
 
 from torch import Tensor
 
+from engine.limits import DEEPEST_INPUT, MOST_FURTHER_ITEMS
 from engine.program.trees import tensors_in
 
 __all__ = ["containers_of_tensors", "longer", "shorter"]
-
-_DEEPEST = 3
-_MOST_ITEMS_MORE = 2
 
 
 def containers_of_tensors(path: tuple[Any, ...], value: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
@@ -33,7 +31,7 @@ def containers_of_tensors(path: tuple[Any, ...], value: Any) -> Iterator[tuple[t
         >>> [path for path, _ in containers_of_tensors(("x",), {"frames": [torch.zeros(1)], "scale": 2})]
         [('x',), ('x', 'frames')]
     """
-    if isinstance(value, (tuple, list, dict)) and len(path) <= _DEEPEST and any(True for _ in tensors_in(value)):
+    if isinstance(value, (tuple, list, dict)) and len(path) <= DEEPEST_INPUT and any(True for _ in tensors_in(value)):
         yield path, value
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from containers_of_tensors((*path, key), item)
@@ -54,7 +52,7 @@ def longer(value: Any, another: Any = None) -> Iterator[Any]:
         return
     items = list(value.values() if isinstance(value, dict) else value)
     last, keys = items[-1] if items else another, _further_keys(value)
-    for _ in range(_MOST_ITEMS_MORE):
+    for _ in range(MOST_FURTHER_ITEMS):
         value = type(value)([*value, _copied(last)]) if isinstance(value, tuple) else copy.copy(value)
         if isinstance(value, dict):
             value[next(keys)] = _copied(last)
@@ -94,7 +92,7 @@ def _further_keys(value: Any) -> Iterator[Any]:
     """Yield keys that a dictionary does not have: integers if all its keys are, else strings."""
     whole = isinstance(value, dict) and bool(value) and all(isinstance(key, int) for key in value)
     first = max(value) if whole else 0
-    yield from (first + count if whole else f"another {count}" for count in range(1, _MOST_ITEMS_MORE + 1))
+    yield from (first + count if whole else f"another {count}" for count in range(1, MOST_FURTHER_ITEMS + 1))
 
 
 def _copied(item: Any) -> Any:

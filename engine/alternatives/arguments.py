@@ -24,6 +24,7 @@ from engine.alternatives.argument_lengths import containers_of_tensors, longer, 
 from engine.alternatives.attributes import choices, other_reals, switches_of
 from engine.flow.argument_flow import passed_arguments
 from engine.flow.dynamic_calls import module_globals
+from engine.limits import DEEPEST_INPUT, MOST_CALLS, NEIGHBOURS
 from engine.program.graph import Node, Value
 from engine.program.trees import tensors_in
 from engine.source.decorated import signature_of
@@ -33,11 +34,6 @@ from engine.source.syntax import nodes_of
 
 __all__ = ["Arguments", "executed_calls"]
 
-_MOST_CALLS = 48
-"""Maximum number of recorded calls."""
-
-_STEPS = 16
-_DEEPEST = 3
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments."""
@@ -151,8 +147,8 @@ class Arguments:
         elif isinstance(value, float):
             yield from ([other] for other in other_reals(value) if other != value)
         elif isinstance(value, int):
-            yield [value + step for step in range(1, _STEPS + 1)]
-            yield [value - step for step in range(1, _STEPS + 1) if value < 0 or step <= value]
+            yield [value + step for step in range(1, NEIGHBOURS + 1)]
+            yield [value - step for step in range(1, NEIGHBOURS + 1) if value < 0 or step <= value]
         else:
             others = dict.fromkeys(self._strings(name, value))
             yield from ([other] for other in others if other != value)
@@ -176,7 +172,7 @@ class Arguments:
             The arguments of which no other value was recorded.
         """
         recorded: dict[str | None, bool] = {}
-        remaining = _MOST_CALLS
+        remaining = MOST_CALLS
         lengths = ((None, calls) for calls in self.lengths())  # that a model takes one number of items only is no news
         for name, calls in itertools.chain(self.alternatives(), lengths):
             recorded.setdefault(name, False)
@@ -225,7 +221,7 @@ def _leaves(path: tuple[Any, ...], value: Any) -> Iterator[_Leaf]:
     """Yield the numbers, flags and strings in an argument and in containers inside of it."""
     if isinstance(value, (bool, int, float, str, Enum)):
         yield _Leaf(path, value)
-    elif len(path) <= _DEEPEST and isinstance(value, (tuple, list, dict)):
+    elif len(path) <= DEEPEST_INPUT and isinstance(value, (tuple, list, dict)):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, item in items:
             yield from _leaves((*path, key), item)

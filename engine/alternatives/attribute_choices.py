@@ -12,6 +12,7 @@ from types import CodeType
 from typing import Any
 
 from engine.flow.names_used import names_in
+from engine.limits import DEEPEST_CHOICE, MOST_CHOICES, MOST_LIST_ITEMS
 from engine.observations.assumptions import Assumptions
 from engine.observations.dataflow import Dataflow
 from engine.observations.recorded_runs import RecordedRuns
@@ -21,8 +22,6 @@ from engine.source.syntax import nodes_of, parents_of
 
 __all__ = ["is_choice", "is_list_of_numbers", "other_lists", "use_values_chosen_by_lists"]
 
-_MOST_ITEMS = 8
-_MOST_CHOICES, _MOST_LEVELS = 64, 3
 _COLLECTIONS = (list, tuple, set, frozenset, dict)
 _PASSED = (ast.Subscript, ast.Starred, ast.keyword)
 _ITERATING = frozenset("enumerate iter len list map range reversed set sorted sum tuple zip".split())
@@ -35,7 +34,7 @@ def is_list_of_numbers(value: Any) -> bool:
         >>> is_list_of_numbers([0, 2]), is_list_of_numbers([]), is_list_of_numbers(["s", 1])
         (True, False, False)
     """
-    numbers = type(value) in (list, tuple) and 0 < len(value) <= _MOST_ITEMS
+    numbers = type(value) in (list, tuple) and 0 < len(value) <= MOST_LIST_ITEMS
     return numbers and all(type(item) in (bool, int, float) for item in value)
 
 
@@ -48,14 +47,14 @@ def is_choice(value: Any) -> bool:
         >>> [is_choice(value) for value in (["s", 1], {2}, {"layer4": "out"}, {3: [{"on": True}]}, [object()])]
         [True, True, True, True, False]
     """
-    return type(value) in _COLLECTIONS and len(value) > 0 and _is_of_numbers_and_texts(value, _MOST_LEVELS)
+    return type(value) in _COLLECTIONS and len(value) > 0 and _is_of_numbers_and_texts(value, DEEPEST_CHOICE)
 
 
 def _is_of_numbers_and_texts(value: Any, levels: int) -> bool:
     if type(value) not in _COLLECTIONS:
         return type(value) in (bool, int, float, str, type(None))
     items = [*value, *(value.values() if isinstance(value, dict) else ())]
-    return levels > 0 and len(value) <= _MOST_CHOICES and all(_is_of_numbers_and_texts(i, levels - 1) for i in items)
+    return levels > 0 and len(value) <= MOST_CHOICES and all(_is_of_numbers_and_texts(i, levels - 1) for i in items)
 
 
 def other_lists(numbers: list[Any] | tuple[Any, ...]) -> Iterator[list[Any] | tuple[Any, ...]]:

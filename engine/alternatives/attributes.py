@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from engine.alternatives.attribute_choices import is_list_of_numbers, other_lists
+from engine.limits import MOST_ATTRIBUTE_CHOICES, MOST_SETTINGS, MOST_WORDS
 from engine.numbers.integers import integers
 from engine.numbers.sizes import booleans_in
 from engine.program.expressions import Apply, AttributeOf, Expr, Guard, evaluate, leaves
@@ -38,11 +39,6 @@ __all__ = [
     "turning_points",
 ]
 
-_MOST_SETTINGS = 24
-"""Maximum number of recorded settings."""
-
-_MOST_CHOICES = 16
-_MOST_WORDS = 6
 
 _READ_FOR_GRADIENTS = {nn.Embedding.forward.__code__: frozenset({"padding_idx", "scale_grad_by_freq", "sparse"})}
 """Functions of torch that read an attribute which their op only uses for the gradient."""
@@ -222,11 +218,11 @@ class Settings:
             accepts: records a run with a setting, and returns whether it succeeded.
         """
         settings, missing = self.others(guards), self.fixed()
-        for setting in settings[:_MOST_SETTINGS]:
+        for setting in settings[:MOST_SETTINGS]:
             if not accepts(setting) and not any(is_list_of_numbers(value) for _, value in setting):
-                several = len({a.name for a, _ in setting}) > 1 and len(setting) <= _MOST_SETTINGS
+                several = len({a.name for a, _ in setting}) > 1 and len(setting) <= MOST_SETTINGS
                 missing += [a for a, value in setting if not (several and accepts([(a, value)]))]
-        missing += [a for setting in settings[_MOST_SETTINGS:] for a, _ in setting]
+        missing += [a for setting in settings[MOST_SETTINGS:] for a, _ in setting]
         kinds = {type(a.module) for a in self._read if type(a.value) is bool}
         flags = [a for a in self._attributes if type(a.value) is bool and a.name[0] != "_" and type(a.module) in kinds]
         for setting in _all_flags(flags):
@@ -256,7 +252,7 @@ def _layer_counts(attribute: Attribute) -> set[int]:
     """Return the lengths and indices of a module's lists of layers, if an attribute may be one of these."""
     lists = (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList)
     most = max((len(child) for child in attribute.module.children() if isinstance(child, lists)), default=-1)
-    return set(range(most + 1)) - {attribute.value} if attribute.value <= most <= _MOST_CHOICES else set()
+    return set(range(most + 1)) - {attribute.value} if attribute.value <= most <= MOST_ATTRIBUTE_CHOICES else set()
 
 
 def _choices(attribute: Attribute) -> Iterator[Any]:
@@ -279,7 +275,7 @@ def other_choices(value: Any, module: nn.Module, codes: Iterable[CodeType]) -> I
     yield from choices(value, module)
     if isinstance(value, str):
         words = dict.fromkeys(word for code in codes for word in words_in(code) if word != value)
-        yield from itertools.islice(words, _MOST_WORDS)
+        yield from itertools.islice(words, MOST_WORDS)
         yield "another"
 
 
@@ -304,7 +300,7 @@ def choices(value: Any, module: nn.Module, *spaces: Mapping[str, Any]) -> Iterat
     own = [vars(module), dict(module.named_children()), *map(vars, type(module).__mro__)]
     for space in (*own, *(s for s in (*beside, *spaces) if not s.get("__name__", "").startswith(_FOREIGN))):
         for table in list(space.values()):
-            if isinstance(table, (Mapping, nn.ModuleDict)) and len(table) <= _MOST_CHOICES and value in table:
+            if isinstance(table, (Mapping, nn.ModuleDict)) and len(table) <= MOST_ATTRIBUTE_CHOICES and value in table:
                 yield from (key for key in table if isinstance(key, str))
     for part in module.modules() if isinstance(value, str) else ():
         yield from part._modules if value in part._modules and part is not module else ()
@@ -344,7 +340,7 @@ def turning_points(guard: Guard, numbers: Mapping[tuple[str, str], int], names: 
         return evaluate(guard.expr, lambda value: value.shape, lambda leaf: others[leaf.module, leaf.name])
 
     near = {int(limit) + step for limit in _numbers(guard.expr, numbers) if math.isfinite(limit) for step in (-1, 0, 1)}
-    tries = [*sorted(near), *range(_MOST_CHOICES), *(2**power for power in range(4, 21))]
+    tries = [*sorted(near), *range(MOST_ATTRIBUTE_CHOICES), *(2**power for power in range(4, 21))]
     return [n for n in tries if n >= 0 and bool(outcome(n)) is not guard.outcome][:1]
 
 

@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from engine.limits import NEIGHBOURS
 from engine.program.graph import Value
 
 __all__ = ["Answers", "DataDecision", "DataDecisions", "further_answers", "turns"]
 
-_STEPS = 16
-"""Distance up to which integers are tried one by one."""
 
 _FAR, _MANY = 1e6, 1000
 """Numbers beyond the thresholds with which code compares floats and integers."""
@@ -60,7 +59,7 @@ class DataDecisions:
         >>> decisions = DataDecisions(lambda: "head")
         >>> decisions.answer("net.py:3", True)
         True
-        >>> with decisions.turned({("net.py:3", 0, "head"): False}):
+        >>> with decisions.answering({("net.py:3", 0, "head"): False}):
         ...     decisions.restart()
         ...     decisions.answer("net.py:3", True), decisions.answer("net.py:3", True)
         (False, True)
@@ -70,7 +69,7 @@ class DataDecisions:
         self._owner = owner
         self.taken: list[DataDecision] = []
         self._counts: dict[tuple[str, str], int] = {}
-        self._turned: Answers = {}
+        self._other_answers: Answers = {}
         self._sized_by_data: set[int] = set()
 
     def restart(self) -> None:
@@ -78,22 +77,22 @@ class DataDecisions:
         self.taken, self._counts, self._sized_by_data = [], {}, set()
 
     @contextmanager
-    def turned(self, turned: Answers) -> Iterator[None]:
+    def answering(self, answers: Answers) -> Iterator[None]:
         """Give other answers in the body.
 
         Args:
-            turned: the answers.
+            answers: the other answers, in the place of those that the data give.
         """
-        before, self._turned = self._turned, turned
+        before, self._other_answers = self._other_answers, answers
         try:
             yield
         finally:
-            self._turned = before
+            self._other_answers = before
 
     @property
     def answers(self) -> Answers:
         """The other answers that the current run is given."""
-        return self._turned
+        return self._other_answers
 
     def answer(self, place: str, answer: Answer) -> Answer:
         """Return the answer that the code is given.
@@ -106,7 +105,7 @@ class DataDecisions:
         count = self._counts.get((owner, place), 0)
         self._counts[owner, place] = count + 1
         self.taken.append(DataDecision(place, count, owner, answer))
-        return self._turned.get((place, count, owner), answer)
+        return self._other_answers.get((place, count, owner), answer)
 
     def note_sizes(self, func: Any, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
         """Note the results of an op with a size that depends on data, directly or through an input.
@@ -153,7 +152,7 @@ def further_answers(answers: Answers, taken: Iterable[DataDecision]) -> list[Ans
         taken: the decisions with the answers of the data.
     """
     own = {(place, nth, owner): answer for place, nth, owner, answer in taken}
-    if any(type(answer) is not int or not 0 < abs(answer - own[key]) < _STEPS for key, answer in answers.items()):
+    if any(type(answer) is not int or not 0 < abs(answer - own[key]) < NEIGHBOURS for key, answer in answers.items()):
         return []
     further = {key: answer + (1 if answer > own[key] else -1) for key, answer in answers.items()}
     return [further] if all(answer >= 0 for answer in further.values()) else []

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from engine.alternatives.attribute_choices import is_choice, is_list_of_numbers
 from engine.alternatives.attributes import Attribute
 from engine.errors import InputError
+from engine.limits import MOST_STATE_OBJECTS
 from engine.numbers.coefficients import coefficients
 from engine.program.stored import HISTORY, PART, modules_of, parameters_of, stored_tensors
 from engine.source.attribute_writes import EVERYTHING, written_attributes, written_by_modules
@@ -30,7 +31,6 @@ from engine.source.model_code import code_of, codes_of, module_namespaces
 __all__ = ["MutableState"]
 
 _STATISTICS = ("running_mean", "running_var")
-_MOST = 5_000
 _OF_EVERY_MODULE = frozenset({*vars(nn.Module()), HISTORY, PART})
 
 
@@ -109,11 +109,11 @@ class MutableState:
     def __contains__(self, tensor: Tensor) -> bool:
         return id(tensor) in self._tensors
 
-    def follow(self, tensors: Iterable[Tensor]) -> None:
+    def add_computed(self, tensors: Iterable[Tensor]) -> None:
         """Note that tensors are computed from others that may change."""
         self._add(tensors)
 
-    def missed(self, written: Iterable[str], aliases: Mapping[str, str]) -> set[str]:
+    def add_written(self, written: Iterable[str], aliases: Mapping[str, str]) -> set[str]:
         """Return the names taken for constant that a run wrote to; from now on they are not taken for constant."""
         new = {name for name in written if name not in self.names and name not in self._fixed}
         new |= {name for name, canonical in aliases.items() if canonical in new and name not in self._fixed}
@@ -133,7 +133,7 @@ class MutableState:
         self._matched.update(matching)
         return bool(matching)
 
-    def settle(self, name: str) -> None:
+    def take_as_constant(self, name: str) -> None:
         """Note that the model accepts no other value of an attribute."""
         self._settled.add(name)
 
@@ -215,7 +215,7 @@ def _held(values: Any) -> Iterator[Tensor]:
     """Yield the tensors in values, inside containers, and inside objects other than modules."""
     seen: set[int] = set()
     waiting = deque(values.values() if isinstance(values, dict) else values)
-    while waiting and len(seen) < _MOST:
+    while waiting and len(seen) < MOST_STATE_OBJECTS:
         value = waiting.popleft()
         if isinstance(value, (*_PLAIN, nn.Module)) or id(value) in seen:
             continue

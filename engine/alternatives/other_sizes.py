@@ -14,8 +14,9 @@ from typing import Any
 
 from engine.alternatives.axes import Axis, larger, odd, smaller
 from engine.alternatives.rejections import Rejections
-from engine.alternatives.size_search import LARGEST, MOST_ENTRIES, changes, sizes_beyond, sizes_of
+from engine.alternatives.size_search import changes, sizes_beyond, sizes_of
 from engine.alternatives.steps import Rounds, calls_by_place, steps_of
+from engine.limits import LARGEST_SIZE, MOST_ENTRIES
 from engine.numbers.sizes import numbers_in
 from engine.program.arrays import same_entries
 from engine.program.expressions import Guard, describe
@@ -56,15 +57,15 @@ class OtherSizes:
 
     Args:
         numbers: returns the integer attributes of modules, by module and name.
-        leads_further: returns whether to keep the last run, whatever it computed.
+        reached_new_code: returns whether to keep the last run, whatever it computed.
     """
 
     def __init__(
         self,
         numbers: Callable[[], Mapping[tuple[str, str], int]] = dict,
-        leads_further: Callable[[], bool] = lambda: False,
+        reached_new_code: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._leads_further = leads_further
+        self._leads_further = reached_new_code
         self.rejections = Rejections(numbers)
         self._inputs: list[tuple[int, ...]] = []
         self.varying: set[tuple[int, tuple[str, int]]] = set()
@@ -261,7 +262,7 @@ class OtherSizes:
             for leaf in sizes_of(guard) if axes else ():
                 for change in changes(guard, leaf, seen):
                     sizes = tuple((axis, axis.size + change) for axis in axes)
-                    if all(0 < size <= LARGEST for _, size in sizes):
+                    if all(0 < size <= LARGEST_SIZE for _, size in sizes):
                         tries.setdefault(sizes, []).append(guard)
         return [(dict(sizes), decisions) for sizes, decisions in tries.items()]
 

@@ -19,6 +19,7 @@ from torch import nn
 
 from engine.alternatives.attributes import other_choices, other_reals
 from engine.flow.coverage import CoverageTracer
+from engine.limits import MOST_OUTER_RUNS, MOST_OUTER_VALUES
 from engine.program.stored import distinct_modules
 from engine.source.attribute_writes import written_anywhere
 from engine.source.function_text import syntax_of
@@ -26,9 +27,6 @@ from engine.source.model_code import words_in
 from engine.source.outer_reads import UNSET, OuterRead, is_environment, outer_reads
 
 __all__ = ["OuterSetting", "OuterValue", "OuterValues"]
-
-_MOST_RUNS, _MOST_VALUES = 32, 8
-"""Maximum number of runs with other values, and of other values of one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +132,7 @@ class OuterValues:
             The values for which no other value could be recorded.
         """
         settings = [[(outer, value)] for outer in values for value in _other_values(outer)]
-        recorded = {id(setting[0][0]) for setting in settings[:_MOST_RUNS] if accepts(setting)}
+        recorded = {id(setting[0][0]) for setting in settings[:MOST_OUTER_RUNS] if accepts(setting)}
         flags = [outer for outer in values if isinstance(outer.value, bool)]
         for value in (True, False):
             others = [(flag, value) for flag in flags if flag.value is not value]
@@ -158,7 +156,7 @@ def _other_values(outer: OuterValue) -> list[Any]:
         others = (value + 1, *(n + step for n in _whole_numbers(outer.code) for step in (0, 1, -1)))
     else:
         others = other_choices(value, outer.owner, [outer.code])
-    return [other for other in dict.fromkeys(others) if other != value][:_MOST_VALUES]
+    return [other for other in dict.fromkeys(others) if other != value][:MOST_OUTER_VALUES]
 
 
 def _whole_numbers(code: CodeType) -> list[int]:

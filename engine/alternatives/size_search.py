@@ -6,19 +6,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from engine.alternatives.axes import Axis
+from engine.limits import FURTHEST_SIZE, LARGEST_SIZE, MOST_CHANGES
 from engine.program.expressions import AttributeOf, Expr, Guard, ShapeOf, evaluate, leaves
 from engine.program.graph import Value
 
-__all__ = ["LARGEST", "MOST_ENTRIES", "changes", "sizes_beyond", "sizes_of"]
-
-LARGEST = 8192
-"""Largest size that is tried because of a number in the code."""
-
-MOST_ENTRIES = 2**24
-"""Maximum number of entries of one input at the sizes that are tried."""
-
-_FURTHEST, _MOST_CHANGES = 32, 2
-"""Maximum distance from the present size that is searched, and maximum number of sizes that are tried."""
+__all__ = ["changes", "sizes_beyond", "sizes_of"]
 
 
 def sizes_of(guard: Guard) -> Iterator[ShapeOf]:
@@ -43,7 +35,7 @@ def sizes_beyond(guard: Guard, at: Mapping[Axis, int], axes: Sequence[Axis]) -> 
         for axis in sorted(axes, key=lambda axis: all(dim != leaf.dim for _, dim in axis.places)):
             before = at.get(axis, axis.size)
             step = round(change * before / max(size, 1)) if change else 0
-            if step and 0 < before + step <= LARGEST:
+            if step and 0 < before + step <= LARGEST_SIZE:
                 yield {**at, axis: before + step}
 
 
@@ -69,7 +61,7 @@ def changes(guard: Guard, leaf: ShapeOf, seen: Collection[int | float]) -> Itera
         return evaluate(expr, shape, lambda attribute: 0)
 
     counts = guard.expr.symbol == "==" and guard.outcome and isinstance(bound, (int, float))
-    steps = (change for n in range(1, _FURTHEST + 1) for change in (n, -n) if size + change > 0)
+    steps = (change for n in range(1, FURTHEST_SIZE + 1) for change in (n, -n) if size + change > 0)
     others = 0
     for change in dict.fromkeys((*near, *steps)):
         if any(bool(outcome(guard.expr, change, alone)) is not guard.outcome for alone in (True, False)):
@@ -77,5 +69,5 @@ def changes(guard: Guard, leaf: ShapeOf, seen: Collection[int | float]) -> Itera
                 continue
             yield change
             others += change not in near
-            if others == _MOST_CHANGES:
+            if others == MOST_CHANGES:
                 return

@@ -62,7 +62,7 @@ class Use:
         self._channels = self._table.counts(self._table.look(structure.born))  # of each layer
         for value in self.graph.outputs:
             self.add_all(value)
-        for value in (self.graph.values[index] for group in self.graph.standing_in for index in group):
+        for value in (self.graph.values[index] for group in self.graph.interchangeable for index in group):
             self.add(value, constants[value] != 0)
         for node in reversed(self.graph.nodes):
             if any(self._is_used(value) for value in node.outputs):

@@ -3,8 +3,9 @@
 from engine.compaction.compact import renew
 from engine.compaction.follow import adapt, entries, reshape
 from engine.compaction.format import KEY
-from engine.compaction.history import certify, entries_of, is_compacted
+from engine.compaction.history import entries_of, is_compacted
 from engine.compaction.optimizers import is_entrywise
+from engine.compaction.parts import store_certificate
 from engine.compaction.reading import check_plans
 from engine.compaction.sharded import ShardedCompaction, restore_sharded
 
@@ -12,7 +13,6 @@ __all__ = [
     "KEY",
     "ShardedCompaction",
     "adapt",
-    "certify",
     "check_plans",
     "entries",
     "entries_of",
@@ -21,4 +21,5 @@ __all__ = [
     "renew",
     "reshape",
     "restore_sharded",
+    "store_certificate",
 ]

@@ -20,7 +20,6 @@ from engine.program.stored import HISTORY, distinct_modules
 __all__ = [
     "Entry",
     "Step",
-    "certify",
     "changed",
     "entries_of",
     "entry_of",
@@ -29,6 +28,7 @@ __all__ = [
     "remember",
     "same_steps",
     "snapshot",
+    "store_certificate",
     "tell",
 ]
 
@@ -84,7 +84,7 @@ def remember(model: nn.Module, steps: tuple[Step, ...]) -> Callable[[], None]:
     return undo
 
 
-def certify(model: nn.Module, certificate: Mapping[str, Any]) -> None:
+def store_certificate(model: nn.Module, certificate: Mapping[str, Any]) -> None:
     """Attach the state dict of a certificate to a model's last compaction, to be saved with it."""
     steps = history(model)
     vars(model)[HISTORY] = (*steps[:-1], replace(steps[-1], certificate=certificate))

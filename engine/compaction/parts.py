@@ -22,7 +22,7 @@ from engine.compaction.history import Entry, Step, history
 from engine.errors import CheckpointError
 from engine.program.stored import PART, distinct_modules
 
-__all__ = ["certify", "part_entry", "refuse", "remember"]
+__all__ = ["part_entry", "refuse", "remember", "store_certificate"]
 
 _SAVE = "save_pretrained"
 _DEEPEST = 12  # calls between `save_pretrained` and the hook of `state_dict`
@@ -39,9 +39,9 @@ def remember(model: nn.Module, steps: tuple[Step, ...]) -> Callable[[], None]:
     return undo_all
 
 
-def certify(model: nn.Module, certificate: Mapping[str, Any]) -> None:
+def store_certificate(model: nn.Module, certificate: Mapping[str, Any]) -> None:
     """Attach the state dict of a certificate to the last compaction of a model and its submodules."""
-    whole.certify(model, certificate)
+    whole.store_certificate(model, certificate)
     _share_history(model, history(model))
 
 

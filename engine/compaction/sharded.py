@@ -15,8 +15,9 @@ from torch.optim import Optimizer
 
 from engine.compaction.compact import Compaction, compacted
 from engine.compaction.follow import compactable
-from engine.compaction.history import Entry, certify, history, same_steps
+from engine.compaction.history import Entry, history, same_steps
 from engine.compaction.optimizers import check_entrywise, check_follows, small_state
+from engine.compaction.parts import store_certificate
 from engine.compaction.plan import Plan
 from engine.compaction.slices import Slice
 from engine.errors import CheckpointError, EngineError, PlanError
@@ -166,6 +167,6 @@ def restore_sharded(model: nn.Module, wanted: Mapping[str, Entry], optimizers: S
                 change.commit()
                 change.close()
                 if certificate is not None:
-                    certify(compactable(module), certificate)
+                    store_certificate(compactable(module), certificate)
     except (EngineError, AttributeError) as error:
         raise CheckpointError(f"The checkpoint belongs to another model: {error}") from error

@@ -46,7 +46,7 @@ class Branch:
         skipped: statements that do not run where it does: it is the other side of a condition without an ``else``, or
             leaves the rest of a loop out.
         entered: offsets of the instructions of a condition's only side; its other side has none, and stands for a jump.
-        instead: the other side of a conditional expression whose value no variable holds, such as an operand.
+        other_side: the other side of a conditional expression whose value no variable holds, such as an operand.
         earlier: the operands of ``and`` or ``or`` before the one that decides, which may decide as well.
     """
 
@@ -61,7 +61,7 @@ class Branch:
     skipped: Sequence[ast.stmt] = ()
     entered: frozenset[int] = frozenset()
     earlier: Sequence[ast.expr] = ()
-    instead: ast.expr | None = None
+    other_side: ast.expr | None = None
 
     @property
     def line(self) -> int:
@@ -85,24 +85,24 @@ class Branch:
     def names(self) -> frozenset[str]:
         """Variables that it reads."""
         changed = {n.target.id for n in self.syntax if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)}
-        return frozenset(name for node in self.nodes for name in names_read(node)) | changed | self.measured
+        return frozenset(name for node in self.nodes for name in names_read(node)) | changed | self.measured_names
 
     @functools.cached_property
-    def measured(self) -> frozenset[str]:
+    def measured_names(self) -> frozenset[str]:
         """Variables whose sizes become numbers in it."""
         return frozenset(names_measured(ast.Module([*self.nodes], [])))  # type: ignore[list-item]
 
     @functools.cached_property
-    def tested(self) -> frozenset[str]:
+    def tested_names(self) -> frozenset[str]:
         """Variables in the expression that decides whether it runs."""
         nodes = ast.walk(self.test) if isinstance(self.test, ast.expr) else ()
         return frozenset(n.id for n in nodes if isinstance(n, ast.Name))
 
     @functools.cached_property
-    def noted(self) -> frozenset[str]:
+    def relevant_names(self) -> frozenset[str]:
         """Variables that it reads, that decide whether it runs, or that keep their values if it runs."""
-        instead = () if self.instead is None else names_read(self.instead)
-        return frozenset({*self.names, *self.tested, *self.skipped_bindings, *instead})
+        other_side = () if self.other_side is None else names_read(self.other_side)
+        return frozenset({*self.names, *self.tested_names, *self.skipped_bindings, *other_side})
 
     @functools.cached_property
     def targets(self) -> frozenset[str]:
@@ -322,11 +322,11 @@ class FunctionBranches:
         span = (node.lineno, node.end_lineno or node.lineno) if hasattr(node, "lineno") else (0, 0)
         skipped = self._loops.get(nodes[-1], ())
         earlier = whole.values[: whole.values.index(test)] if isinstance(whole, ast.BoolOp) else []  # type: ignore[arg-type]
-        place = user, statement, span
+        place, more = (user, statement, span), (frozenset[int](), earlier)
         if not offsets:
             return None
         other = other_operand(whole, nodes[0], statement)
-        return _Node(Branch(nodes, test, offsets, is_condition, *place, False, skipped, earlier=earlier, instead=other))
+        return _Node(Branch(nodes, test, offsets, is_condition, *place, False, skipped, *more, other_side=other))
 
     def _branches_of_block(self, block: Sequence[ast.stmt]) -> Iterator[_Node]:
         """Yield the branches in a block; all statements after one that may leave the block are a branch, too."""

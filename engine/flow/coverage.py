@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from engine.flow.branches import Branch, FunctionBranches, branches_of
 from engine.flow.omitted_arguments import fallback_variables, holds_either, is_filled
 from engine.flow.picked_containers import containers_by_line, note_contents
-from engine.flow.rounds import MOST_VALUES, Rounds, add_new, repeatable
+from engine.flow.rounds import Rounds, add_new, repeatable
 from engine.flow.skips import SkipWatch
+from engine.limits import MOST_VALUES
 from engine.program.trees import tensors_in
 from engine.source.function_text import lines_of
 from engine.source.instructions import arguments_of, has_while_loop

@@ -16,7 +16,7 @@ from engine.flow.branches import Branch
 from engine.flow.conditions import TYPE_CHECKS
 from engine.flow.control_flow import may_leave
 from engine.flow.coverage import FunctionCoverage
-from engine.flow.rounds import MOST_VALUES
+from engine.limits import MOST_VALUES
 from engine.source.bindings import bindings
 from engine.source.syntax import TRIES, nodes_of
 
@@ -60,7 +60,7 @@ class HeldTypes:
     def _are_computed_at(self, branch: Branch, variable: str) -> bool:
         held = self._coverage.seen.get(branch, {}).get(variable, ())
         computed = (kind == "values" and all(v.producer is not None for v in values) for kind, values in held)
-        return 0 < len(held) < MOST_VALUES and variable in branch.noted and all(computed)
+        return 0 < len(held) < MOST_VALUES and variable in branch.relevant_names and all(computed)
 
     def others(self) -> set[str]:
         """Return the variables in the condition, and in the values of these, that may have another type."""

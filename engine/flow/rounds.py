@@ -17,15 +17,14 @@ from engine.flow.conditions import ALWAYS_FALSE
 from engine.flow.control_flow import controls, tests_in
 from engine.flow.paths_read import PartsRead, parts_read, state_read
 from engine.flow.reaching import definitions_before, is_never_none
+from engine.limits import MOST_VALUES
 from engine.source.anonymous import is_anonymous
 from engine.source.bindings import bindings, bound_value, path_of
 from engine.source.instructions import arguments_of
 from engine.source.syntax import compares_with_none, nodes_of
 
-__all__ = ["MOST_VALUES", "Rounds", "add_new", "repeatable"]
+__all__ = ["Rounds", "add_new", "repeatable"]
 
-MOST_VALUES = 200
-"""Maximum number of values that are noted for a variable."""
 
 Notes = dict[str, list[Any]]
 """Summaries of the values of variables, by name."""
@@ -220,7 +219,7 @@ class Rounds:
                     current = self._rounds[branch] = _Round(offset=frame.f_lasti)
                 for text, held in state_read(branch, variables, self._space):
                     self._note(current.notes, text, held)
-                for name in branch.noted:
+                for name in branch.relevant_names:
                     held = variables.get(name)
                     held = held if isinstance(held, _PLAIN) else parts_read(held, name, branch, variables)
                     self._note_variable(current.notes, variables, name, held)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from engine.limits import MOST_DIMENSIONS
 from engine.numbers.sizes import is_tagged, untracked
 from engine.source.bindings import Function, arguments_of, places_set, unconditional_values
 from engine.source.expressions_at import ANY_ATTRIBUTE, expression_at, file_syntax, is_literal, operands_of, parts_of
@@ -49,7 +50,6 @@ _COMPARES: dict[type, Callable[..., bool]] = {
     ast.GtE: operator.ge,
 }
 _COMPUTES = frozenset([abs, divmod, float, int, max, min, pow, round, *filter(callable, vars(math).values())])
-_MOST_DIMENSIONS = 6
 _LISTS_OF_MODULES = (nn.ModuleList, nn.Sequential)
 
 
@@ -231,7 +231,7 @@ def _summands(expr: ast.expr) -> list[ast.expr]:
     if isinstance(expr, ast.BinOp) and isinstance(expr.op, ast.Add):
         return [*_summands(expr.left), *_summands(expr.right)]
     if isinstance(expr, ast.BinOp) and isinstance(expr.op, ast.Mult) and isinstance(expr.left, ast.Tuple):
-        return [expr.left] * _MOST_DIMENSIONS
+        return [expr.left] * MOST_DIMENSIONS
     return [expr]
 
 

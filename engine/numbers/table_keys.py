@@ -7,12 +7,11 @@ from collections.abc import Iterable, Iterator
 from types import CodeType, FrameType, MappingProxyType
 from typing import Any
 
+from engine.limits import MOST_TABLE_KEYS
+
 __all__ = ["Lookups"]
 
 _TABLES = (dict, MappingProxyType, set, frozenset)
-
-_LARGE = 64
-"""Maximum number of entries of a table; larger ones are caches or vocabularies."""
 
 
 class Lookups:
@@ -103,7 +102,7 @@ def _entries(table: Any) -> list[tuple[Any, Any]]:
 def _keys_in_tables(tables: Iterable[Any], depth: int = 2) -> Iterator[tuple[int, ...]]:
     """Yield the keys of tables; keys of a nested table follow the key that leads to it, if that consists of numbers."""
     for table in tables:
-        for key, value in _entries(table) if len(table) <= _LARGE else ():
+        for key, value in _entries(table) if len(table) <= MOST_TABLE_KEYS else ():
             own = next(_key(key), ())
             inner = [value] if isinstance(value, _TABLES) and depth else []
             yield from [own] if own else []

@@ -18,7 +18,7 @@ class Assumptions:
         used: values that count as used as a whole, each with the reason, by index.
         varying: values whose numbers are unknown, each with whether its zeros stay zero, by index.
         doubted: numbers among the arguments of ops that may be other numbers, by index of the node.
-        standing_in: groups of values, each of which may replace the others.
+        interchangeable: groups of values, each of which may replace the others.
         keeping: places of code that did not run and keeps all channels of what it reads.
         notes: messages for the user.
 
@@ -35,7 +35,7 @@ class Assumptions:
     used: dict[int, tuple[Value, str]] = field(default_factory=dict)
     varying: dict[int, tuple[Value, bool]] = field(default_factory=dict)
     doubted: dict[int, tuple[int | float, ...]] = field(default_factory=dict)
-    standing_in: list[tuple[Value, ...]] = field(default_factory=list)
+    interchangeable: list[tuple[Value, ...]] = field(default_factory=list)
     keeping: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
@@ -63,13 +63,13 @@ class Assumptions:
             _, before = self.varying.get(value.index, (value, True))
             self.varying[value.index] = value, zeros_stay and before
 
-    def stand_in(self, values: Sequence[Value]) -> None:
+    def interchange(self, values: Sequence[Value]) -> None:
         """Assume that each of some values may replace the others: its numbers are unknown, but zeros stay zero.
 
         Args:
             values: the values; if they turn out not to have the same channels, all of them are kept.
         """
-        self.standing_in += [tuple(values)] if values else []
+        self.interchangeable += [tuple(values)] if values else []
         self.vary(values, zeros_stay=True)
 
     def doubt(self, node: Node, numbers: Sequence[int | float]) -> None:

@@ -11,9 +11,12 @@ from torch import nn
 
 from engine.errors import InputError
 
-__all__ = ["PATHS", "Entry", "entries_of"]
+__all__ = ["PATHS", "TRAIN_PATHS", "Entry", "entries_of"]
 
-PATHS = ("eval", "train", "other", "train, other")
+TRAIN_PATHS = ("train", "train, other")
+"""Paths of forward in train mode."""
+
+PATHS = ("eval", "other", *TRAIN_PATHS)
 """Paths of forward itself; all other paths are names of entries."""
 
 

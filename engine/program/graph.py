@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from engine import html
 from engine.errors import EngineError, RuleError, StaleGraphError, TraceError
-from engine.program.entries import PATHS, Entry
+from engine.program.entries import PATHS, TRAIN_PATHS, Entry
 from engine.program.stored import stored_tensors
 
 __all__ = ["Graph", "Node", "Origin", "Value", "map_values", "rule_errors", "walk_values"]
@@ -136,7 +136,7 @@ class Node:
     @property
     def in_train_mode(self) -> bool:
         """Whether it runs during training only."""
-        return self.path in ("train", "train, other")
+        return self.path in TRAIN_PATHS
 
     @property
     def output(self) -> Value:
@@ -227,7 +227,7 @@ class Graph:
         varying: (node index, position) of numeric arguments that differed at another size.
         resized: indices of captured constants that differed at another size.
         unsettled: index of a value that unexecuted code may change entry by entry -> whether zeros stay zero.
-        standing_in: groups of values, by index, of which each may stand in the place of the others.
+        interchangeable: groups of values, by index, of which each may stand in the place of the others.
         dynamic_dims: input dimensions whose sizes vary, as passed to `engine.trace`; None if not given.
 
     Raises:
@@ -272,7 +272,7 @@ class Graph:
     resized: frozenset[int] = frozenset()
     dynamic_dims: Any = None
     unsettled: Mapping[int, bool] = field(default_factory=dict)
-    standing_in: tuple[tuple[int, ...], ...] = ()
+    interchangeable: tuple[tuple[int, ...], ...] = ()
     decisions: tuple[Any, ...] = ()
     uncertain: Mapping[int, tuple[int | float, ...]] = field(default_factory=dict)
     _derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)

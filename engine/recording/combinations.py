@@ -20,19 +20,17 @@ from engine.alternatives.attributes import Settings, run_signature
 from engine.alternatives.data_decisions import Answers, DataDecision
 from engine.alternatives.modes import SWITCHES
 from engine.alternatives.outer_values import OuterValue, OuterValues
+from engine.limits import LEAST_RUNS, MOST_FURTHER_OPS, MOST_STARTS
 from engine.program.expressions import Guard
-from engine.program.graph import Node, Value
+from engine.program.graph import Node
 from engine.recording.entry_recorder import EntryRecorder
 from engine.recording.resized_runs import record_sizes_of_way
-from engine.recording.tape import repeats
+from engine.recording.tape import Mark, Run, repeats
 from engine.recording.variants import attempt, record_arguments, record_data_decisions
 
 __all__ = ["Combinations", "Situation"]
 
-_MOST_STARTS, _MOST_OPS = 24, 20_000
-"""Maximum number of runs from which others start, and the budget of ops for all of these runs."""
 
-_LEAST = 4  # times the ops of the run on the example
 _MODE = "training"
 
 
@@ -62,7 +60,7 @@ class _Start:
 
     Attributes:
         situation: in which it ran.
-        nodes, guards, outputs: of the run.
+        ran: what was recorded of the run.
         names: names in the code that this run was the first to reach, of whatever can have another value.
         decisions: decisions on data at new places.
         sizes: new decisions by sizes.
@@ -71,9 +69,7 @@ class _Start:
     """
 
     situation: Situation
-    nodes: list[Node]
-    guards: list[Guard]
-    outputs: Sequence[Value]
+    ran: Run
     names: frozenset[str]
     decisions: Sequence[DataDecision]
     sizes: Sequence[Guard]
@@ -114,7 +110,7 @@ class Combinations:
         self._names = self._arguments | settings.names | SWITCHES.keys() | {_MODE}
         self._drops, self._had_asked = drops, frozenset[int]()
         self._places: set[str] = set()
-        self._in_train_mode: list[list[Node]] = []
+        self._in_train_mode: list[Sequence[Node]] = []
         self._starts: list[_Start] = []
         self._remaining = 0
 
@@ -129,7 +125,7 @@ class Combinations:
         self._had_asked = frozenset(self._asked)
         return self._had_asked, self._outer.new()
 
-    def note(self, situation: Situation, mark: Any, turned: Collection[str] = ()) -> None:
+    def note(self, situation: Situation, mark: Mark, turned: Collection[str] = ()) -> None:
         """Take note of a run that has just ended.
 
         Args:
@@ -138,7 +134,7 @@ class Combinations:
             turned: what is varied elsewhere: "data", "sizes".
         """
         recorder = self._recorder
-        nodes, guards = recorder.since(mark)
+        ran = recorder.since(mark)
         situation = replace(situation, answers=dict(recorder.data_decisions.answers))
         taken = [] if situation.answers else recorder.data_decisions.taken
         decisions = [decision for decision in taken if decision.place not in self._places]
@@ -148,18 +144,16 @@ class Combinations:
         names = recorder.coverage.take_names() & self._names
         start = _Start(
             situation,
-            nodes,
-            guards,
-            recorder.left(mark),
+            ran,
             names,
             [] if "data" in turned else decisions,
-            [] if "sizes" in turned else recorder.others.new_decisions(guards),
+            [] if "sizes" in turned else recorder.others.new_decisions(ran.guards),
             frozenset() if situation.train else asking,
             self._outer.new(),
         )
-        self._remaining -= len(nodes)
+        self._remaining -= len(ran.nodes)
         if situation.train:
-            self._in_train_mode.append(nodes)
+            self._in_train_mode.append(ran.nodes)
         if any((start.names, start.decisions, start.sizes, start.asking, start.outer)):
             self._starts.append(start)
 
@@ -175,16 +169,16 @@ class Combinations:
             Notes on what could not be recorded.
         """
         notes: list[str] = []
-        self._remaining = max(_MOST_OPS, _LEAST * ops)
-        for _ in range(_MOST_STARTS):
+        self._remaining = max(MOST_FURTHER_OPS, LEAST_RUNS * ops)
+        for _ in range(MOST_STARTS):
             if not self._starts or self._remaining < 0:
                 break
             start = self._starts.pop(0)
-            with self._recorder.data_decisions.turned(start.situation.answers):
+            with self._recorder.data_decisions.answering(start.situation.answers):
                 self._turn_modes(start, in_train_mode)
                 self._turn_values(start)
-            again = functools.partial(self._run, start.situation, ("data",))
-            notes += record_data_decisions(self._recorder, again, start.decisions, start.nodes, start.situation.answers)
+            again, answers = functools.partial(self._run, start.situation, ("data",)), start.situation.answers
+            notes += record_data_decisions(self._recorder, again, start.decisions, start.ran.nodes, answers)
         if self._starts:
             notes.append(
                 f"{len(self._starts)} further runs reach conditions that no other run reaches; the other outcomes of "
@@ -207,7 +201,7 @@ class Combinations:
                 recorder,
                 lambda args, kwargs: self._run(replace(situation, args=args, kwargs=kwargs), ("sizes",)),
                 (situation.args, situation.kwargs),
-                (start.nodes if recorder.holds_nodes(start.nodes) else [], start.guards),
+                start.ran if recorder.holds_nodes(start.ran.nodes) else replace(start.ran, nodes=()),
                 self._dynamic_dims,
                 sizes,
             )
@@ -217,15 +211,14 @@ class Combinations:
                 recorder,
                 lambda args, kwargs: self._run(replace(situation, args=args, kwargs=kwargs)),
                 others,
-                (start.nodes, start.guards),
-                start.outputs,
+                start.ran,
             )
 
         def accepts(setting: Sequence[tuple[Any, Any]]) -> bool:
             return self._try(replace(situation, setting=(*situation.setting, *setting)), start)
 
         # what the model rejects here, it may take elsewhere: the code behind it then is code that did not run
-        self._settings.named(start.names).record(start.guards, accepts)
+        self._settings.named(start.names).record(start.ran.guards, accepts)
         self._outer.record(accepts, start.outer)
 
     def _try(self, situation: Situation, start: _Start) -> bool:
@@ -234,13 +227,13 @@ class Combinations:
         mark = attempt(recorder, functools.partial(self._run, situation))
         if mark is None:
             return False
-        nodes, guards = recorder.since(mark)
-        in_vain = situation.train and any(self._repeats(nodes, run) for run in (start.nodes, *in_train_mode))
-        if in_vain and not recorder.leads_further():
+        ran = recorder.since(mark)
+        in_vain = situation.train and any(self._repeats(ran.nodes, run) for run in (start.ran.nodes, *in_train_mode))
+        if in_vain and not recorder.reached_new_code():
             recorder.drop(mark)
             return True
-        same = run_signature(nodes, recorder.left(mark)) == run_signature(start.nodes, start.outputs)
-        if not recorder.others.add(nodes, guards, kept=not same):
+        same = run_signature(ran.nodes, ran.outputs) == run_signature(start.ran.nodes, start.ran.outputs)
+        if not recorder.others.add(ran.nodes, ran.guards, kept=not same):
             recorder.drop(mark)
         return True
 

@@ -23,6 +23,7 @@ from engine.flow.branches import Branch
 from engine.flow.coverage import CoverageTracer, FunctionCoverage
 from engine.flow.rounds import add_new
 from engine.flow.tested import attributes_tested, variables_tested
+from engine.limits import MOST_DECIDING_SETTINGS
 from engine.numbers.integers import integers
 from engine.observations.assumptions import Assumptions
 from engine.program.expressions import Guard
@@ -38,8 +39,6 @@ from engine.source.syntax import compares_with_none, nodes_of
 
 __all__ = ["record_deciding_attributes"]
 
-_MOST_SETTINGS = 16
-"""Maximum number of recorded settings."""
 
 _PLAIN = (bool, int, float, str)
 
@@ -126,8 +125,8 @@ def record_deciding_attributes(
         group.names.add(own.in_model(own.path))
         group.arguments |= own.arguments()
     numbers = {(name, key): n for name, module in modules.items() for key, n in integers(module).items()}
-    settings = ((group, value) for group in groups.values() for value in _other_values(group, way.guards, numbers))
-    for group, value in itertools.islice(settings, _MOST_SETTINGS):
+    settings = ((group, value) for group in groups.values() for value in _other_values(group, way.ran.guards, numbers))
+    for group, value in itertools.islice(settings, MOST_DECIDING_SETTINGS):
         setting = [(place, value) for place in group.places if place.value != value]
         if setting and group.waits():  # where the model rejects it, the code keeps its channels
             way.at(recorder, setting, functools.partial(_settle_rejected, group, recorder, modules[""], changing))
@@ -157,7 +156,7 @@ def _settle_rejected(
     own = {function.function.code for function, _ in group.branches}
     if type(group.places[0].value) is bool and not is_set and not _passes_any(group.arguments, own, model):
         for name in group.names:
-            changing.settle(name)
+            changing.take_as_constant(name)
 
 
 def _passes_any(arguments: Collection[str], own: Collection[CodeType], model: nn.Module) -> bool:

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from engine.alternatives.mutable_state import MutableState
 from engine.errors import TraceError
+from engine.limits import ALWAYS_ON_DATA, MOST_TIMES_LARGER
 from engine.program.entries import Entry
 from engine.program.signature import Signature
 from engine.program.trees import map_tensors, tensors_in
@@ -21,9 +22,6 @@ from engine.running.fakes import Fakes
 from engine.running.tensor_backup import TensorBackup
 
 __all__ = ["EntryRecorder", "TooLargeError"]
-
-_MOST_TIMES, _ALWAYS_FINE = 8, 1024
-"""Maximum size of inputs that run on data: a multiple of the example's, or this number of entries if that is more."""
 
 
 class TooLargeError(TraceError):
@@ -66,7 +64,7 @@ class EntryRecorder(Recorder):
         entries = sum(t.numel() for t in tensors_in((args, kwargs)))
         self._entries_of_example = self._entries_of_example or entries
         if self._maker is None and not self._is_entry:
-            if entries > max(_MOST_TIMES * self._entries_of_example, _ALWAYS_FINE):
+            if entries > max(MOST_TIMES_LARGER * self._entries_of_example, ALWAYS_ON_DATA):
                 raise TooLargeError(f"Inputs with {entries} entries are not run on data.")
         super().run(call, args, kwargs, stack, path)
 

@@ -13,14 +13,13 @@ from torch import nn
 from torch.nn.modules import module as module_hooks
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from engine.limits import DEEPEST_OUTER
 from engine.program.entries import Entry
 from engine.program.stored import distinct_modules
 from engine.recording.recorder import Recorder
 from engine.running.evaluation import evaluating
 
 __all__ = ["preserving_outer_modules", "module_stack", "outer_modules"]
-
-_DEEPEST = 6
 
 
 @contextmanager
@@ -61,7 +60,7 @@ def outer_modules(value: Any, model: nn.Module) -> list[nn.Module]:
     """
     own = {id(module) for module in distinct_modules(model).values()}
     result: dict[int, nn.Module] = {}
-    for module in _modules(value, set(), _DEEPEST):
+    for module in _modules(value, set(), DEEPEST_OUTER):
         if id(module) not in own:
             result.setdefault(id(module), module)
     inner = {id(part) for module in result.values() for part in module.modules() if part is not module}

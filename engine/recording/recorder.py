@@ -67,8 +67,8 @@ class Recorder(Versions, TorchDispatchMode):
 
     # ------------------------------------------------------------------ a run
 
-    def leads_further(self) -> bool:  # noqa: D102 -- as in the base class
-        return self.coverage.caught_new_error or self.coverage.opened_branches or self._provenance.leads_further
+    def reached_new_code(self) -> bool:  # noqa: D102 -- as in the base class
+        return self.coverage.caught_new_error or self.coverage.opened_branches or self._provenance.reached_new_code
 
     def _forget(self) -> None:
         super()._forget()
@@ -206,7 +206,7 @@ class Recorder(Versions, TorchDispatchMode):
                 self._outputs.append(value)
         self._unsettled = dict.fromkeys(self.others.carried(self._nodes), True)
         self._unsettled |= {value.index: zeros_stay for value, zeros_stay in assumptions.varying.values()}
-        self._standing_in = tuple(tuple(value.index for value in own) for own in assumptions.standing_in)
+        self._interchangeable = tuple(tuple(value.index for value in own) for own in assumptions.interchangeable)
         doubted = assumptions.doubted.items()
         self._uncertain |= {index: (*self._uncertain.get(index, ()), *numbers) for index, numbers in doubted}
         self.notes += assumptions.notes
@@ -308,7 +308,7 @@ class Recorder(Versions, TorchDispatchMode):
     def _beside(self, out: Any, args: Any, kwargs: Any) -> Any:
         """Return the result of an op outside the program; it may change if one of its inputs may change."""
         if self._changing is not None and any(map(self._may_change, tensors_in((args, kwargs)))):
-            self._changing.follow(tensors_in(out))
+            self._changing.add_computed(tensors_in(out))
         return out
 
     def _relevant(self, what: Signature, func: Any, tensors: Sequence[Tensor]) -> bool:
@@ -318,7 +318,7 @@ class Recorder(Versions, TorchDispatchMode):
             if isinstance(tensor, (FakeTensor, nn.Parameter)) or (what.writes and id(tensor) in self._names):
                 return True
         drawn = torch.Tag.nondeterministic_seeded in func.tags  # and a factory whose size follows a shape: no constants
-        return (drawn and not self._path.startswith("train")) or (not tensors and self._provenance.tagged)
+        return (drawn and not self._in_train_mode) or (not tensors and self._provenance.tagged)
 
     def _substitute(self, tensor: Tensor, is_input: bool = False) -> Tensor:
         if self._maker is None or isinstance(tensor, FakeTensor):

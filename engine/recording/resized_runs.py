@@ -13,8 +13,8 @@ from engine.alternatives.axes import axes_of, resized
 from engine.alternatives.other_sizes import reads_sizes
 from engine.errors import TraceError
 from engine.program.expressions import Guard
-from engine.program.graph import Node
 from engine.recording.entry_recorder import EntryRecorder, TooLargeError
+from engine.recording.tape import Run
 
 __all__ = ["record_other_sizes", "record_sizes_of_way"]
 
@@ -30,26 +30,27 @@ def _record_at(recorder: EntryRecorder, run: Callable[..., None], args: Any, kwa
         recorder.drop(mark)
         return error
     except TraceError as error:
-        nodes, guards = recorder.since(mark)
-        recorder.others.reject(guards)
+        ran = recorder.since(mark)
+        recorder.others.reject(ran.guards)
         if not recorder.real:
-            recorder.others.rejections.note(error, nodes, guards, recorder.entered(mark))
+            recorder.others.rejections.note(error, ran.nodes, ran.guards, ran.inputs)
         recorder.drop(mark)
         return error
-    if not recorder.others.add(*recorder.since(mark)):
+    ran = recorder.since(mark)
+    if not recorder.others.add(ran.nodes, ran.guards):
         recorder.drop(mark)
     return None
 
 
 def record_other_sizes(
-    recorder: EntryRecorder, run: Callable[..., None], inputs: list[tuple[Any, Any]], first: Any, dynamic_dims: Any
+    recorder: EntryRecorder, run: Callable[..., None], inputs: list[tuple[Any, Any]], first: Run, dynamic_dims: Any
 ) -> None:
     """Record runs at other sizes; a run on data only covers its own sizes."""
     record = functools.partial(_record_at, recorder, run)
-    recorder.others.start(*first)
+    recorder.others.start(first.nodes, first.guards, first.inputs)
     rejected = [error for error in (record(*other) for other in inputs[1:]) if error is not None]
     recorder.notes += [f"{_UNSEEN} {error}" for error in rejected]
-    if reads_sizes(first[1]):
+    if reads_sizes(first.guards):
         axes = axes_of(*inputs[0], dynamic_dims)
         larger = len(inputs) > 1 and not rejected
         recorder.others.explore(axes, lambda sizes: record(*resized(*inputs[0], sizes)) is None, larger)
@@ -59,7 +60,7 @@ def record_sizes_of_way(
     recorder: EntryRecorder,
     run: Callable[..., None],
     example: tuple[Any, Any],
-    ran: tuple[list[Node], list[Guard]],
+    ran: Run,
     dynamic_dims: Any,
     decisions: Sequence[Guard] | None = None,
 ) -> None:
@@ -69,13 +70,13 @@ def record_sizes_of_way(
         recorder: the recorder, with the runs at other sizes of the default way to run the model.
         run: runs the model in that way.
         example: the example inputs.
-        ran: the ops and the guards of the run on these.
+        ran: the run on these.
         dynamic_dims: as for `trace`.
         decisions: the decisions by sizes to explore; by default those that no earlier run has taken.
     """
     record = functools.partial(_record_at, recorder, run)
     others = recorder.others
-    decides = others.begin_way(*ran, decisions)
+    decides = others.begin_way(ran.nodes, ran.guards, decisions)
     for sizes in tuple(others.with_new_code):
         record(*resized(*example, sizes))
     if decides:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -16,7 +17,34 @@ from engine.program.graph import Graph, Node, Value
 from engine.program.stored import distinct_modules, stored_tensors
 from engine.source.reassigned import Reassigned
 
-__all__ = ["Tape", "repeats"]
+__all__ = ["Mark", "Run", "Tape", "repeats"]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place in the program: how much of it was recorded before."""
+
+    nodes: int = 0
+    values: int = 0
+    inputs: int = 0
+    outputs: int = 0
+    guards: int = 0
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was recorded of a run of the model.
+
+    Attributes:
+        nodes: the calls of ops.
+        guards: the decisions by sizes and attributes.
+        inputs, outputs: the values that enter and leave.
+    """
+
+    nodes: Sequence[Node]
+    guards: Sequence[Guard]
+    inputs: Sequence[Value]
+    outputs: Sequence[Value]
 
 
 class Tape:
@@ -46,15 +74,15 @@ class Tape:
         self._uncertain: dict[int, tuple[int | float, ...]] = {}
         self._guards: list[Guard] = []
         self._unsettled: dict[int, bool] = {}
-        self._standing_in: tuple[tuple[int, ...], ...] = ()
+        self._interchangeable: tuple[tuple[int, ...], ...] = ()
         self._written: set[str] = set()
         self._weights: set[tuple[str, str]] = set()
         self._stored: dict[str, Value] = {}
         self.notes: list[str] = []
         self._reassigned = Reassigned(model)
-        self.others = OtherSizes(self._integers, self.leads_further)
+        self.others = OtherSizes(self._integers, self.reached_new_code)
 
-    def leads_further(self) -> bool:
+    def reached_new_code(self) -> bool:
         """Whether the last run was the first to pass by code that did not run, or caught a new error."""
         return False
 
@@ -67,19 +95,19 @@ class Tape:
         """The floats in attributes that code outside the model may set."""
         return Coefficients({} if self._changing is None else self._changing.coefficients)
 
-    def mark(self) -> tuple[int, int, int, int, int]:
+    def mark(self) -> Mark:
         """Return the current end of the program, for `since` and `drop`."""
-        return len(self._nodes), len(self._values), len(self._inputs), len(self._outputs), len(self._guards)
+        return Mark(len(self._nodes), len(self._values), len(self._inputs), len(self._outputs), len(self._guards))
 
-    def drop_if_repeated(self, mark: tuple[int, int, int, int, int], shapes: bool) -> None:
+    def drop_if_repeated(self, mark: Mark, shapes: bool) -> None:
         """Drop what was recorded since ``mark`` if it only repeats the first run (also in ``shapes``, if these count).
 
         A run that computes nothing new may still be the first to pass by code that did not run and reads its values.
         """
         first = [n for n in self._nodes if n.path == "eval"]
-        again = self._nodes[mark[0] :]
+        again = self._nodes[mark.nodes :]
         leaving = [_places_of(run, self._outputs) for run in (first, again)]
-        if not self.leads_further() and repeats(again, first, shapes) and leaving[0] == leaving[1]:
+        if not self.reached_new_code() and repeats(again, first, shapes) and leaving[0] == leaving[1]:
             self.drop(mark)
 
     def origins(self, kept: tuple[str, Any]) -> list[tuple[str | None, ...]]:
@@ -93,30 +121,22 @@ class Tape:
         node = self._nodes[value.producer]
         return node.module, node.op, None if node.site is None else node.site.spot
 
-    def since(self, mark: tuple[int, int, int, int, int]) -> tuple[list[Node], list[Guard]]:
-        """Return the calls and decisions that were recorded since ``mark``."""
-        return self._nodes[mark[0] :], self._guards[mark[4] :]
+    def since(self, mark: Mark) -> Run:
+        """Return what was recorded since ``mark``."""
+        inputs, outputs = self._inputs[mark.inputs :], self._outputs[mark.outputs :]
+        return Run(self._nodes[mark.nodes :], self._guards[mark.guards :], inputs, outputs)
 
     def holds_nodes(self, nodes: Sequence[Node]) -> bool:
         """Whether calls that were recorded are still part of the program."""
         return all(node.index < len(self._nodes) and self._nodes[node.index] is node for node in nodes)
 
-    def entered(self, mark: tuple[int, int, int, int, int]) -> list[Value]:
-        """Return the values of the inputs since ``mark``."""
-        return self._inputs[mark[2] :]
-
-    def left(self, mark: tuple[int, int, int, int, int]) -> list[Value]:
-        """Return the values of the outputs since ``mark``."""
-        return self._outputs[mark[3] :]
-
-    def drop(self, mark: tuple[int, int, int, int, int]) -> None:
+    def drop(self, mark: Mark) -> None:
         """Drop what was recorded since ``mark``."""
-        nodes, values, inputs, outputs, guards = mark
-        self._stored = {name: v for name, v in self._stored.items() if v.index < values}
-        self._exits = {index: how for index, how in self._exits.items() if index < values}
-        self._uncertain = {index: numbers for index, numbers in self._uncertain.items() if index < nodes}
-        del self._nodes[nodes:], self._values[values:], self._inputs[inputs:], self._outputs[outputs:]
-        del self._guards[guards:]
+        self._stored = {name: v for name, v in self._stored.items() if v.index < mark.values}
+        self._exits = {index: how for index, how in self._exits.items() if index < mark.values}
+        self._uncertain = {index: numbers for index, numbers in self._uncertain.items() if index < mark.nodes}
+        del self._nodes[mark.nodes :], self._values[mark.values :], self._guards[mark.guards :]
+        del self._inputs[mark.inputs :], self._outputs[mark.outputs :]
 
     def _is_stored(self, value: Value) -> bool:
         """Whether a value is computed from parameters and buffers alone, as a weight that is masked at each call."""
@@ -155,12 +175,12 @@ class Tape:
             varying=frozenset(self.others.varying),
             resized=frozenset(self.others.resized),
             unsettled=dict(self._unsettled),
-            standing_in=self._standing_in,
+            interchangeable=self._interchangeable,
         )
 
-    def missed(self) -> set[str]:
+    def written_constants(self) -> set[str]:
         """Return the tensors taken for constant that a run wrote to; in the next recording they are not constant."""
-        return set() if self._changing is None else self._changing.missed(self._written, self._aliases)
+        return set() if self._changing is None else self._changing.add_written(self._written, self._aliases)
 
 
 def repeats(one: Sequence[Node], other: Sequence[Node], shapes: bool) -> bool:

@@ -80,7 +80,7 @@ def _alters_values_only(
         return False
     finally:
         module.training = False
-    nodes, _ = recorder.since(mark)
+    nodes = recorder.since(mark).nodes
     runs = {path: [node for node in nodes if node.path == path] for path in ("eval", "train")}
     recorder.drop(mark)
     if [_summary(n) for n in runs["eval"]] == [_summary(n) for n in runs["train"]]:

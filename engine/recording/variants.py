@@ -20,12 +20,14 @@ from engine.alternatives.data_decisions import Answers, DataDecision, further_an
 from engine.alternatives.mutable_state import MutableState
 from engine.alternatives.outer_values import OuterValue, OuterValues
 from engine.errors import TraceError
+from engine.limits import FRUITLESS_ATTEMPTS, LEAST_RUNS, MOST_FURTHER_OPS
 from engine.program.entries import Entry
 from engine.program.expressions import Guard
-from engine.program.graph import Node, Value
+from engine.program.graph import Node
 from engine.program.places import shown_place
 from engine.recording.entry_recorder import EntryRecorder
 from engine.recording.outer_modules import outer_modules
+from engine.recording.tape import Mark, Run
 from engine.running.inputs import NEEDS_DATA
 from engine.source.attribute_writes import assigned_attributes
 
@@ -40,18 +42,13 @@ __all__ = [
     "record_substitutes",
 ]
 
-_MOST_TURNED_OPS, _LEAST_TURNED = 20_000, 4
-"""Budget of ops for runs with other answers to decisions on data, and the minimum number of runs that it allows."""
-
-_FRUITLESS = 2
-"""A place in the code is skipped after so many decisions for which no other answer led to anything new."""
 
 _SETTABLE = (type(None), bool, int, float, str, Enum)
 
 
 def attempt(
     recorder: EntryRecorder, run: Callable[[], None], note_error: Callable[[BaseException], None] | None = None
-) -> Any:
+) -> Mark | None:
     """Record a run.
 
     Args:
@@ -73,30 +70,27 @@ def attempt(
     return mark
 
 
-def record_arguments(
-    recorder: EntryRecorder, run: Callable[..., None], arguments: Arguments, first: Any, outputs: Any
-) -> list[str]:
+def record_arguments(recorder: EntryRecorder, run: Callable[..., None], arguments: Arguments, first: Run) -> list[str]:
     """Record what runs, and what is returned, for other numbers, flags and strings among the arguments.
 
     Args:
         recorder: the recorder, which already holds the run on the example.
         run: runs the model with positional and keyword arguments.
         arguments: of the example.
-        first: the ops and the guards of the run on the example.
-        outputs: the outputs of that run.
+        first: the run on the example.
 
     Returns:
         The arguments of which no other value was recorded.
     """
-    seen = executed_calls(first[0], outputs) | _links(first[0])
+    seen = executed_calls(first.nodes, first.outputs) | _links(first.nodes)
 
     def record(call: tuple[Any, Any]) -> bool | None:
         mark = attempt(recorder, functools.partial(run, *call))
         if mark is None:
             return None
-        nodes, guards = recorder.since(mark)
-        steps = executed_calls(nodes, recorder.left(mark)) | _links(nodes)
-        if new := recorder.others.add(nodes, guards, kept=not steps <= seen):
+        ran = recorder.since(mark)
+        steps = executed_calls(ran.nodes, ran.outputs) | _links(ran.nodes)
+        if new := recorder.others.add(ran.nodes, ran.guards, kept=not steps <= seen):
             seen.update(steps)
         else:
             recorder.drop(mark)
@@ -110,13 +104,11 @@ class RecordedWay(NamedTuple):
 
     Attributes:
         run: runs the model in that way, with a setting of values.
-        nodes, guards, outputs: of its run on the example.
+        ran: its run on the example.
     """
 
     run: Callable[..., None]
-    nodes: list[Node]
-    guards: list[Guard]
-    outputs: Sequence[Value]
+    ran: Run
 
     def at(
         self, recorder: EntryRecorder, setting: Any, note_error: Callable[[BaseException], None] | None = None
@@ -130,13 +122,13 @@ class RecordedWay(NamedTuple):
         mark = attempt(recorder, functools.partial(self.run, setting), note_error)
         if mark is None:
             return False
-        nodes, guards = recorder.since(mark)
-        same = run_signature(nodes, recorder.left(mark)) == run_signature(self.nodes, self.outputs)
-        if same and not recorder.leads_further():
-            recorder.others.repeat(self.nodes, nodes)
+        ran = recorder.since(mark)
+        same = run_signature(ran.nodes, ran.outputs) == run_signature(self.ran.nodes, self.ran.outputs)
+        if same and not recorder.reached_new_code():
+            recorder.others.repeat(self.ran.nodes, ran.nodes)
             recorder.drop(mark)
         else:
-            recorder.others.add(nodes, guards, kept=True)
+            recorder.others.add(ran.nodes, ran.guards, kept=True)
         return True
 
 
@@ -159,7 +151,7 @@ def record_settings(
         changing: is told which attributes could not be recorded.
     """
     accepts = functools.partial(way.at, recorder)
-    missing = settings.record(way.guards, accepts)
+    missing = settings.record(way.ran.guards, accepts)
     changing.unrecorded = settings.missing
     if missing:
         recorder.notes.append(
@@ -170,22 +162,20 @@ def record_settings(
         recorder.notes.append(f"Code reads {', '.join(outside)}, but only the present value was recorded.")
 
 
-def record_substitutes(
-    recorder: EntryRecorder, run: Callable[..., None], model: nn.Module, first: Any, outputs: Any
-) -> None:
+def record_substitutes(recorder: EntryRecorder, run: Callable[..., None], model: nn.Module, first: Run) -> None:
     """Record methods that may run in place of forward, if they compute the same with the same layers.
 
     Args:
-        recorder, run, first, outputs: as above.
+        recorder, run, first: as above.
         model: the model that has the methods.
     """
-    for setting in alternative_forwards(model, first[0]):
+    for setting in alternative_forwards(model, first.nodes):
         mark = attempt(recorder, functools.partial(run, setting))
         if mark is None:
             continue
-        nodes, guards = recorder.since(mark)
-        if is_equivalent(first[0], nodes, outputs, recorder.left(mark)):
-            recorder.others.add(nodes, guards, kept=True)
+        ran = recorder.since(mark)
+        if is_equivalent(first.nodes, ran.nodes, first.outputs, ran.outputs):
+            recorder.others.add(ran.nodes, ran.guards, kept=True)
         else:
             recorder.drop(mark)
 
@@ -206,7 +196,8 @@ def record_coefficients(recorder: EntryRecorder, run: Callable[..., None], guard
         if mark is None:
             missing += [f"{type(a.module).__name__}.{a.name}" for a, _ in setting]
             continue
-        if not recorder.others.add(*recorder.since(mark)):
+        ran = recorder.since(mark)
+        if not recorder.others.add(ran.nodes, ran.guards):
             recorder.drop(mark)
     names = ", ".join(dict.fromkeys(missing))
     return [f"Code compares {names}, but only the present value was recorded."] if missing else []
@@ -235,7 +226,7 @@ def record_data_decisions(
     """
     if not taken:
         return []
-    seen, remaining = _links(nodes), max(_MOST_TURNED_OPS, _LEAST_TURNED * len(nodes))
+    seen, remaining = _links(nodes), max(MOST_FURTHER_OPS, LEAST_RUNS * len(nodes))
     waiting: list[tuple[dict[Any, Any], list[DataDecision]]] = [(dict(answers or {}), list(taken))]
     places, fruitless, left_out = set[str](), Counter[str](), dict[str, None]()
     while waiting:
@@ -245,28 +236,28 @@ def record_data_decisions(
         alternatives = Counter(place for place, answers in new if min(nth for _, nth, _ in answers) == 0)
         while new:
             place, answers = new.popleft()
-            if fruitless[place] >= _FRUITLESS * alternatives[place]:
+            if fruitless[place] >= FRUITLESS_ATTEMPTS * alternatives[place]:
                 continue
             if remaining < 0:
                 left_out[place] = None
                 continue
             mark, turned = recorder.mark(), {**before, **answers}
             try:
-                with recorder.data_decisions.turned(turned):
+                with recorder.data_decisions.answering(turned):
                     run()
             except (*NEEDS_DATA, TraceError):
-                remaining -= len(recorder.since(mark)[0])
+                remaining -= len(recorder.since(mark).nodes)
                 recorder.drop(mark)
                 fruitless[place] += 1
                 continue
-            steps, guards = recorder.since(mark)
-            remaining -= len(steps)
-            if (links := _links(steps)) <= seen and not recorder.leads_further():
+            ran = recorder.since(mark)
+            remaining -= len(ran.nodes)
+            if (links := _links(ran.nodes)) <= seen and not recorder.reached_new_code():
                 recorder.drop(mark)
                 fruitless[place] += 1
             else:
                 seen |= links
-                recorder.others.add(steps, guards, kept=True)
+                recorder.others.add(ran.nodes, ran.guards, kept=True)
                 fruitless[place] = 0
                 new.extendleft([(place, further) for further in further_answers(answers, taken)])
             waiting.append((turned, list(recorder.data_decisions.taken)))
@@ -306,17 +297,16 @@ def record_entry(recorder: EntryRecorder, run: Callable[..., None], entry: Entry
     with settings.watching():
         run(entry)
     yield replace(entry, others={}, explored=True)
-    nodes, guards = recorder.since(mark)
-    taken, outputs = recorder.data_decisions.taken, recorder.left(mark)
-    recorder.notes += record_data_decisions(recorder, lambda: run(entry), taken, nodes)
-    runs = _Runs(nodes, outputs)
+    first, taken = recorder.since(mark), recorder.data_decisions.taken
+    recorder.notes += record_data_decisions(recorder, lambda: run(entry), taken, first.nodes)
+    runs = _Runs(first)
     kept: list[Entry] = []
 
     def accepts(way: Entry, setting: Any = ()) -> bool:
         mark = attempt(recorder, functools.partial(run, way, setting))
         new = False
         if mark is not None:
-            new = runs.add(recorder.since(mark)[0], recorder.left(mark))
+            new = runs.add(recorder.since(mark))
             new |= way.after is not None  # which may do something else then, though the entry does not
             if not new:
                 recorder.drop(mark)
@@ -336,7 +326,11 @@ def record_entry(recorder: EntryRecorder, run: Callable[..., None], entry: Entry
             with nullcontext() if entry.name in recorder.on_data else recorder.without_data():
                 if not accepts(way):
                     break
-    missing = settings.record(guards, lambda own: accepts(entry.at([(a.module, a.name, value) for a, value in own])))
+
+    def accepts_at(setting: Sequence[tuple[Attribute, Any]]) -> bool:
+        return accepts(entry.at([(attribute.module, attribute.name, value) for attribute, value in setting]))
+
+    missing = settings.record(first.guards, accepts_at)
     if not entry.explored:
         outer = OuterValues(model, recorder.coverage)
         elsewhere = replace(entry, name=f"{entry.name}, at other values")  # no way that the certificate runs
@@ -360,12 +354,12 @@ def _attributes(entry: Entry, model: nn.Module) -> list[Attribute]:
 class _Runs:
     """The sequences of ops that runs of an entry take, each with the numbers of at most two runs."""
 
-    def __init__(self, nodes: Sequence[Node], outputs: Sequence[Value]) -> None:
-        self._courses = [(run_signature(nodes, outputs), [_numbers(nodes)])]
+    def __init__(self, first: Run) -> None:
+        self._courses = [(run_signature(first.nodes, first.outputs), [_numbers(first.nodes)])]
 
-    def add(self, nodes: Sequence[Node], outputs: Sequence[Value]) -> bool:
+    def add(self, run: Run) -> bool:
         """Whether a run takes a new sequence of ops, or is the first to repeat one with other numbers."""
-        own, numbers = run_signature(nodes, outputs), _numbers(nodes)
+        own, numbers = run_signature(run.nodes, run.outputs), _numbers(run.nodes)
         for other, seen in self._courses:
             if own == other:
                 if len(seen) > 1 or numbers in seen:

@@ -19,6 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from engine.alternatives.mutable_state import MutableState
 from engine.errors import TraceError
 from engine.flow.paths_read import NumberRead
+from engine.limits import MOST_PICKED_TENSORS
+from engine.program.entries import TRAIN_PATHS
 from engine.program.graph import Node, Value, map_values, walk_values
 from engine.program.trees import tensors_in
 from engine.recording.tape import Tape
@@ -52,8 +54,6 @@ class _Home:
 
 
 _OTHER, _UNREAD = ("other", None), ("unread", None)
-_MOST_ITEMS = 64
-"""How many tensors in a container are looked at where an item is picked."""
 
 
 class Versions(Tape):
@@ -80,6 +80,11 @@ class Versions(Tape):
         self._alive: dict[int, Tensor] = {}  # identities must not be used twice; the only reference to what ops make
         self._leaves: set[int] = set()  # identities of tensors that were there before the run and are stored nowhere
         self._hidden: dict[int, Tensor] = {}
+
+    @property
+    def _in_train_mode(self) -> bool:
+        """Whether the present run is one of forward in train mode; an entry may have any name."""
+        return self._path in TRAIN_PATHS
 
     def _may_change(self, tensor: Tensor) -> bool:
         """Whether nothing is known of the numbers in a real tensor."""
@@ -165,8 +170,8 @@ class Versions(Tape):
 
     def _contents(self, held: Any) -> tuple[Value, ...] | None:
         """Return the values that a container holds; None where it holds anything else, or too many to look at."""
-        tensors = list(islice(tensors_in(held), _MOST_ITEMS + 1))
-        is_recorded = len(tensors) <= _MOST_ITEMS and holds_nothing_but_tensors(held)
+        tensors = list(islice(tensors_in(held), MOST_PICKED_TENSORS + 1))
+        is_recorded = len(tensors) <= MOST_PICKED_TENSORS and holds_nothing_but_tensors(held)
         is_recorded = is_recorded and all(id(t) in self._current for t in tensors)
         return tuple(self._refresh(id(t)) for t in tensors) if is_recorded else None
 

@@ -225,12 +225,12 @@ def only_zeros(structure: Structure, constants: Constants, use: Use) -> Iterator
         yield slots, torch.where(use.along(span.input, span.dim), row, 0.0)
 
 
-def _standing_in(structure: Structure, constants: Constants) -> Iterator[tuple[Tensor, Tensor]]:
+def _interchangeable(structure: Structure, constants: Constants) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the slots of values that may stand in the place of others, with their constants, NaN where they vary.
 
     Where such values have other slots than one another, as two layers compute them, NaN stands for all.
     """
-    for group in structure.graph.standing_in:
+    for group in structure.graph.interchangeable:
         values = [structure.graph.values[index] for index in group]
         for dim in range(max(value.ndim for value in values)):
             slots = [structure.along(value, dim) if dim < value.ndim else None for value in values]
@@ -319,7 +319,7 @@ def decide(structure: Structure, constants: Constants, use: Use) -> Kept:
     norms = _norms(structure, constants, use)
     for norm in norms:
         keep[norm.slots[norm.constants.isnan()]] = True
-    for slots, row in (*only_zeros(structure, constants, use), *_standing_in(structure, constants)):
+    for slots, row in (*only_zeros(structure, constants, use), *_interchangeable(structure, constants)):
         keep[slots[row != 0]] = True
     for _, slots, row in refilled(structure, constants, use):
         keep[slots[row.isnan()]] = True

@@ -51,9 +51,8 @@ def evaluating(
     with EXCLUSIVE:
         modules = list(distinct_modules(model).values())
         state = State(model, modules, arguments, contents)
-        devices = {p.device for m in modules for p in _parameters(m) if p is not None and p.device.type == "cuda"}
         with (
-            torch.random.fork_rng(devices=[d.index for d in devices]),
+            torch.random.fork_rng(devices=_cuda_devices(modules)),
             _uncompiled(),
             clearing_caches(model),
             unchanged_process(),
@@ -219,8 +218,10 @@ def _is_scripted(module: nn.Module) -> bool:
     return isinstance(module, torch.jit.ScriptModule)
 
 
-def _parameters(module: nn.Module) -> Iterable[Tensor | None]:
-    return module._parameters.values()
+def _cuda_devices(modules: Iterable[nn.Module]) -> list[int]:
+    """Return the indices of the CUDA devices of parameters and buffers, whose generators a run may advance."""
+    tensors = (t for m in modules for t in (*m._parameters.values(), *m._buffers.values()) if t is not None)
+    return sorted({t.device.index for t in tensors if t.device.type == "cuda"})
 
 
 _OF_EVERY_MODULE = frozenset({*vars(nn.Module()), HISTORY, PART})

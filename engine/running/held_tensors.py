@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engine.limits import MOST_HELD_OBJECTS, MOST_HELD_TENSORS
 from engine.program.trees import items_of, tensors_in
 
 __all__ = ["holds_nothing_but_tensors", "tensors_held_by", "tensors_of_variable"]
 
-_MOST_OBJECTS, _MOST_TENSORS = 2000, 64
 _NOT_FOLLOWED = (
     type, ModuleType, nn.Module, CodeType, FrameType, str, bytes, int, float, complex, type(None),
     torch.dtype, torch.device, torch.Size, torch.Generator, logging.Logger,
@@ -40,7 +40,7 @@ def tensors_held_by(thing: Any) -> Iterator[Tensor]:
         ([True], [True])
     """
     waiting, seen = deque([] if isinstance(thing, _NOT_FOLLOWED) else [thing]), {id(thing)}
-    while waiting and len(seen) <= _MOST_OBJECTS:
+    while waiting and len(seen) <= MOST_HELD_OBJECTS:
         item = waiting.popleft()
         if isinstance(item, Tensor):
             yield item
@@ -66,10 +66,10 @@ def tensors_of_variable(held: Any) -> tuple[str, Sequence[Tensor]]:
         >>> [tensors_of_variable(held)[0] for held in (h, [h, 1], [lambda h=h: h])]
         ['values', 'values', 'inside']
     """
-    plain = list(itertools.islice(tensors_in(held), _MOST_TENSORS))
+    plain = list(itertools.islice(tensors_in(held), MOST_HELD_TENSORS))
     if isinstance(held, Tensor) or plain and all(isinstance(item, Tensor) for item in items_of(held)):
         return "values", plain
-    reachable = list(itertools.islice(tensors_held_by(held), _MOST_TENSORS))
+    reachable = list(itertools.islice(tensors_held_by(held), MOST_HELD_TENSORS))
     return ("values", plain) if len(reachable) <= len({*map(id, plain)}) else ("inside", reachable)
 
 

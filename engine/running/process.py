@@ -9,14 +9,15 @@ import random
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 import torch
 
-__all__ = ["EXCLUSIVE", "seed_generators", "seeded", "silenced", "unchanged_process"]
+__all__ = ["EXCLUSIVE", "random_state", "seed_generators", "seeded", "silenced", "unchanged_process"]
 
 EXCLUSIVE = threading.RLock()
 """Lock held while a model runs for an analysis, which temporarily changes classes, Python modules and random states."""
@@ -24,6 +25,8 @@ EXCLUSIVE = threading.RLock()
 
 def _set_filters(filters: Any) -> None:
     warnings.filters[:] = filters  # type: ignore[index]
+    with warnings.catch_warnings():
+        pass  # on leaving, Python forgets which warnings it has shown under other filters
 
 
 # Functions of torch are kept as they are now: those that say how code runs are others while a model's code is watched.
@@ -116,6 +119,20 @@ def seed_generators(seed: int) -> None:
     (torch.manual_seed if _has_accelerator() else torch.default_generator.manual_seed)(seed)
 
 
+def random_state() -> tuple[Any, ...]:
+    """Return the states of torch's generators for the CPU and, once CUDA is in use, each GPU, Python's and NumPy's.
+
+    Example:
+        >>> before = random_state()
+        >>> before == random_state(), torch.rand(1).shape, before == random_state()
+        (True, torch.Size([1]), False)
+    """
+    kind, keys, *rest = np.random.get_state()
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    states = (state.numpy().tobytes() for state in (torch.get_rng_state(), *devices))
+    return *states, random.getstate(), kind, np.asarray(keys).tobytes(), tuple(rest)
+
+
 @functools.cache
 def _has_accelerator() -> bool:
     return torch.accelerator.is_available()
@@ -133,18 +150,27 @@ def unchanged_process() -> Iterator[None]:
         >>> random.getstate() == before, torch.get_default_dtype()
         (True, torch.float32)
     """
-    flags = [(write, read, read()) for read, write in _FLAGS]
     numpy = sys.modules.get("numpy.random")
-    state = None if numpy is None else numpy.get_state()
-    context = dict(contextvars.copy_context())
-    try:
-        yield
-    finally:
-        for write, read, before in flags:
-            if read() != before:
-                write(before)
+    with ExitStack() as restoring:  # all of it, even where a part fails
+        for read, write in _FLAGS:
+            restoring.callback(_restore, read, write, read())
         if numpy is not None:
-            numpy.set_state(state)
-        for variable, value in context.items():
-            if variable.get(value) is not value:
-                variable.set(value)
+            restoring.callback(numpy.set_state, numpy.get_state())
+        restoring.callback(_restore_variables, dict(contextvars.copy_context()))
+        yield
+
+
+def _restore(read: Callable[[], Any], write: Callable[[Any], Any], before: Any) -> None:
+    if read() != before:
+        write(before)
+
+
+def _restore_variables(before: Mapping[ContextVar[Any], Any]) -> None:
+    """Restore context variables; those that were not set become their default, as they cannot be unset."""
+    empty = contextvars.Context()
+    for variable, value in contextvars.copy_context().items():
+        if variable not in before:
+            with suppress(LookupError):  # it has no default
+                variable.set(empty.run(variable.get))
+        elif before[variable] is not value:
+            variable.set(before[variable])

@@ -378,7 +378,7 @@ class Provenance(TorchFunctionMode):
         return guards
 
     @property
-    def leads_further(self) -> bool:
+    def reached_new_code(self) -> bool:
         """Whether the last run showed an uncertainty that no earlier run showed."""
         return self.returns_more or self.certainty.is_lost
 

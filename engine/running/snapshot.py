@@ -23,17 +23,14 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from engine.limits import MOST_OBJECTS, MOST_RESTORED_ENTRIES
 from engine.program.garbage import uncollected
 
 __all__ = ["Snapshot"]
 
-_MOST = 20_000
-"""Maximum number of objects to visit; objects further away are not considered part of the model."""
 
 _PYTHON = frozenset({"_contextvars", "_thread", "_weakref", "builtins", "collections", "functools", "types", "weakref"})
 
-_LARGE = 10_000
-"""Number of entries from which on a container is restored, but not the contents of its entries."""
 
 _ATOMS = (
     *(type(None), bool, int, float, complex, str, bytes, type, range, slice),
@@ -107,7 +104,7 @@ class Snapshot:
         self._seen: dict[int, Any] = {id(value): value for value in (*skip, vars(builtins), sys.modules)}
         self._kept: list[_Kept] = []
         self._kinds: dict[type, _Kind | None] = {}
-        waiting, most = deque(roots), _MOST + len(self._seen)
+        waiting, most = deque(roots), MOST_OBJECTS + len(self._seen)
         with uncollected():  # what a collection frees leaves weak tables while they are read
             while waiting and len(self._seen) < most:
                 value = waiting.popleft()
@@ -156,7 +153,7 @@ class Snapshot:
         inner = kind.entries(value)
         if kind.attributes and not (kind.may_hold and self._holds_owner(value)):
             inner = [*inner, *self._attributes(value, kind)]
-        return inner if len(inner) < _LARGE else ()
+        return inner if len(inner) < MOST_RESTORED_ENTRIES else ()
 
     def _attributes(self, value: Any, kind: _Kind) -> Iterator[Any]:
         """Keep the attributes of an object, and yield those in slots, and the table of the others."""

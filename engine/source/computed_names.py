@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 from types import CodeType
 
+from engine.limits import MOST_COMPUTED_NAMES
 from engine.source.bindings import bindings, path_of
 from engine.source.function_text import syntax_of
 from engine.source.syntax import nodes_of
@@ -17,7 +18,6 @@ __all__ = ["SETTERS", "names_set_by_functions"]
 SETTERS = frozenset(["setattr", "delattr", "__setattr__", "__delattr__"])
 """Functions and methods that set an attribute by its name."""
 
-_MOST_NAMES = 64
 
 _READERS = frozenset(["getattr", "hasattr", "len", "print", *SETTERS])
 
@@ -104,7 +104,7 @@ def _texts(expr: ast.expr, tree: _Function, inside: frozenset[str]) -> Iterator[
                 yield from _texts(item, tree, inside)
         case ast.JoinedStr(values=parts):
             texts = [set(_texts(part, tree, inside)) for part in parts]
-            for chosen in itertools.product(*texts) if math.prod(map(len, texts)) <= _MOST_NAMES else [(None,)]:
+            for chosen in itertools.product(*texts) if math.prod(map(len, texts)) <= MOST_COMPUTED_NAMES else [(None,)]:
                 yield None if None in chosen else "".join(chosen)  # type: ignore[arg-type]
         case ast.FormattedValue(value=value, conversion=-1, format_spec=None):
             yield from _texts(value, tree, inside)

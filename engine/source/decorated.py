@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
+from engine.limits import MOST_TABLE_ITEMS
 from engine.source.static_attributes import table_of
 
 __all__ = ["functions_behind", "is_of_torch", "signature_of", "unwrapped"]
@@ -16,8 +17,6 @@ _PARTS = ("fget", "fset", "fdel", "__func__", "func", "__wrapped__")
 _BUILT_IN = ("builtins", "functools")
 _WRAPPERS = (property, staticmethod, classmethod, functools.partial, functools.partialmethod)
 _CONTAINERS = (Mapping, list, tuple, set, frozenset)
-_MOST_ITEMS = 1000
-"""Maximum number of items of a container to visit: tables of functions are small, and larger containers are data."""
 
 
 def functions_behind(item: Any, python_module: str) -> Iterator[FunctionType]:
@@ -57,7 +56,7 @@ def _held_by(thing: Any) -> Iterable[Any]:
     if isinstance(thing, FunctionType):
         return [*_closure(thing), *vars(thing).values()]
     if isinstance(thing, _CONTAINERS):
-        if len(thing) > _MOST_ITEMS:
+        if len(thing) > MOST_TABLE_ITEMS:
             return ()
         return list(thing.values()) if isinstance(thing, Mapping) else list(thing)
     return () if isinstance(thing, (type, ModuleType)) else list(table_of(thing).values())

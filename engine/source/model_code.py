@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from engine.limits import LONGEST_OPTION
 from engine.program.stored import modules_of
 from engine.source.decorated import unwrapped
 from engine.source.static_attributes import table_of
@@ -109,9 +110,6 @@ def methods_of(kind: Any) -> tuple[tuple[str, frozenset[str]], ...]:
     return tuple(attributes.items())
 
 
-_LONGEST_WORD = 40
-
-
 def words_in(code: CodeType) -> Iterator[str]:
     """Yield the short strings without spaces in a function, which may be values of an option.
 
@@ -122,7 +120,7 @@ def words_in(code: CodeType) -> Iterator[str]:
     waiting = list(code.co_consts)
     for constant in waiting:
         if isinstance(constant, str):
-            yield from [constant] if len(constant) <= _LONGEST_WORD and not any(map(str.isspace, constant)) else []
+            yield from [constant] if len(constant) <= LONGEST_OPTION and not any(map(str.isspace, constant)) else []
         elif isinstance(constant, (tuple, frozenset)):
             waiting += constant
         elif isinstance(constant, CodeType):

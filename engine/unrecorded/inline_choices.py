@@ -30,7 +30,7 @@ def values_instead(branch: UntakenBranch, runs: RecordedRuns, dataflow: Dataflow
         runs: the recordings.
         dataflow: of the recorded ops.
     """
-    other = branch.branch.instead
+    other = branch.branch.other_side
     if other is None or branch.consumer() is not None:
         return
     yield from parameters_instead(branch, runs)
@@ -50,7 +50,7 @@ def parameters_instead(branch: UntakenBranch, runs: RecordedRuns) -> Iterator[Va
     Args:
         branch, runs: as for `values_instead`.
     """
-    other = branch.branch.instead
+    other = branch.branch.other_side
     held = (branch.attribute(node) for node in nodes_of(other, ast.Attribute)) if other is not None else ()
     names = (branch.parameter_name(value) for value in held if isinstance(value, nn.Parameter))
     yield from (runs.stored[name] for name in names if name is not None and name in runs.stored)

@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from engine.flow.effects import nodes_read
+from engine.limits import MOST_FUNCTIONS
 from engine.observations.dataflow import Dataflow
 from engine.observations.recorded_runs import RecordedRuns
 from engine.program.graph import Value
@@ -38,7 +39,6 @@ __all__ = ["values_looked_up"]
 
 _LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 _GIVES_ITEMS = frozenset("get items pop values".split())
-_MOST_FUNCTIONS = 100
 
 
 def values_looked_up(
@@ -219,7 +219,7 @@ class _Search:
             return
         body = _Code(tree.body, tree, self._passed(function, call, code, owner), function.__globals__)
         key = function.__code__, *sorted((name, *sorted(held)) for name, held in body.arguments.items())
-        if body.arguments and key not in self._followed and len(self._followed) < _MOST_FUNCTIONS:
+        if body.arguments and key not in self._followed and len(self._followed) < MOST_FUNCTIONS:
             self._followed.add(key)
             self.read(body)
 

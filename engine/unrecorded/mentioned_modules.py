@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from engine.flow.coverage import CoverageTracer
+from engine.limits import DEEPEST_TABLE, MOST_TABLE_ITEMS
 from engine.observations.assumptions import Assumptions
 from engine.observations.dataflow import Dataflow
 from engine.observations.surroundings import values_around
@@ -23,11 +24,10 @@ from engine.unrecorded.idle_modules import IdleModules
 
 __all__ = ["modules_in", "use_values_near_idle_modules"]
 
-_DEEPEST, _MOST_ITEMS = 3, 1000
 _LISTS = (nn.ModuleList, nn.ModuleDict)
 
 
-def modules_in(held: Any, depth: int = _DEEPEST) -> Iterator[nn.Module]:
+def modules_in(held: Any, depth: int = DEEPEST_TABLE) -> Iterator[nn.Module]:
     """Yield the modules in a container, and in containers in it; of a list of modules, its items.
 
     Args:
@@ -46,7 +46,7 @@ def modules_in(held: Any, depth: int = _DEEPEST) -> Iterator[nn.Module]:
         items = held.values()
     elif isinstance(held, (list, tuple, set, frozenset)):
         items = held
-    for item in islice(items, _MOST_ITEMS) if depth else ():
+    for item in islice(items, MOST_TABLE_ITEMS) if depth else ():
         if isinstance(item, nn.Module) and not isinstance(item, _LISTS):
             yield item
         else:

@@ -20,6 +20,7 @@ from torch import nn
 from engine.flow.coverage import FunctionCoverage
 from engine.flow.mutability import Mutability
 from engine.flow.picked_containers import PICKING_METHODS, container_of
+from engine.limits import MOST_STEPS_TO_INDEX
 from engine.observations.assumptions import Assumptions
 from engine.observations.dataflow import Dataflow
 from engine.observations.recorded_runs import RecordedRuns
@@ -41,9 +42,6 @@ _EVEN = frozenset(
     f.__name__ for f in (abs, float, int, len, max, min, range, sum, zip, math.ceil, math.floor, math.prod)
 )
 """Functions of sizes that grow in the same steps as these."""
-
-_MOST_STEPS = 4
-"""Maximum number of variables between an index and the values that it is computed from."""
 
 
 def use_values_picked_by_numbers(
@@ -314,7 +312,7 @@ class _Sources:
         further = {self._tree.args.kwarg.arg} if self._tree.args.kwarg is not None else set()
         return bool(names) and names <= {*self._options} | further
 
-    def may_be_set(self, expr: ast.expr, steps: int = _MOST_STEPS) -> bool:
+    def may_be_set(self, expr: ast.expr, steps: int = MOST_STEPS_TO_INDEX) -> bool:
         """Whether an expression reads an option, or an attribute that code sets, directly or through variables."""
         if not all(map(self._never_changed, self._paths(expr))):
             return True

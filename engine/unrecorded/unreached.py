@@ -165,7 +165,7 @@ class _UntakenBranches:
         if branch.has_run and branch not in self._open[branch.code, branch.owner]:
             return
         if branch.has_run and (values := values_around_optional_layers(branch, self._dataflow, self._runs.stored)):
-            self._assumptions.stand_in(values)
+            self._assumptions.interchange(values)
             return
         if branch.is_interrupted or (
             self._idle.includes_any(branch.mentioned_modules()) and not self._is_settled(branch)
@@ -222,7 +222,7 @@ class _UntakenBranches:
             values = branch.values_of(name, self._runs.stored)
             aligned = are_aligned(values, self._dataflow) and not branch.holds_unread(name, self._runs.stored)
             if effect is Effect.USES and aligned:
-                self._assumptions.stand_in(values)
+                self._assumptions.interchange(values)
             elif effect is Effect.USES and values:
                 self._note(self.notes.left_out, branch)
                 reason = f"may take the place of what is computed behind the condition at {shown_place(branch.place)}"
@@ -230,7 +230,7 @@ class _UntakenBranches:
                 self._assumptions.vary(values)
             elif effect in (Effect.KEEPS_ZERO, Effect.CHANGES):
                 pair = before_and_after(branch.branch, branch.code, values, self._dataflow)
-                self._assumptions.vary(values) if pair is None else self._assumptions.stand_in(pair)
+                self._assumptions.vary(values) if pair is None else self._assumptions.interchange(pair)
 
     def _is_decided_by_size_alone(self, branch: UntakenBranch) -> bool:
         """Whether only sizes that are the same for all inputs decide, and no arguments or attributes that code sets."""
@@ -284,7 +284,7 @@ class _UntakenBranches:
         return frozenset(
             self._reshaped_to_literals(branch)
             | branch.passed_through()
-            | branch.branch.measured
+            | branch.branch.measured_names
             | (used - branch.passed_on())
             | self._variables_of_other_calls(branch, values_read)
         )

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 import math
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
@@ -24,7 +22,7 @@ from engine.program.trees import map_tensors, results_in
 from engine.recording.outer_modules import preserving_outer_modules
 from engine.running.evaluation import evaluating
 from engine.running.inputs import call_entry
-from engine.running.process import seeded
+from engine.running.process import random_state, seeded
 from engine.surgery.kinds.attention import headwise
 from engine.verification.cancellation import floors_by_rounding, least_floors, nudged
 from engine.verification.certificate import Certificate
@@ -262,7 +260,7 @@ class EntryProof:
                 _mask_gradients(model, masks)
             with _Retained():
                 out = call_entry(entry, args, kwargs)
-            outcome.random = _random_state()
+            outcome.random = random_state()
             outcome.values = [t.detach().clone() for t in _returned(out)]
             if entry.training:
                 outcome.gradients = {n: g for n, g in _gradients(model, out) if n in recipes}
@@ -333,11 +331,6 @@ def _creating(dtype: torch.dtype | None) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
-
-
-def _random_state() -> tuple[Any, ...]:
-    kind, keys, *rest = np.random.get_state()
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), kind, np.asarray(keys).tobytes(), tuple(rest)
 
 
 def _returned(tree: Any) -> Iterator[Tensor]:

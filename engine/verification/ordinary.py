@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from engine.compaction.parts import certify
+from engine.compaction.parts import store_certificate
 from engine.compaction.plan import Plan
 from engine.program.graph import Graph
 from engine.program.stored import distinct_modules
@@ -27,7 +28,7 @@ from engine.verification.trials import Trial, random_inputs
 
 __all__ = ["make_ordinary"]
 
-Done = tuple[tuple[OrdinaryNorm, ...], Certificate]
+Done = tuple[tuple[OrdinaryNorm, ...], Certificate, Undo]
 
 
 @dataclass(frozen=True)
@@ -72,23 +73,22 @@ def make_ordinary(
         approximate: whether layer norms and group norms are exchanged as well.
 
     Returns:
-        The exchanges, and the certificate of the compaction with them.
+        The exchanges, the certificate of the compaction with them, and a function that undoes them.
     """
     network = _Network(model, graph, batch_dim, compare)
-    exchanges, certificate, undo = _exact(network, certificate)
-    if approximate:
-        try:
-            others, certificate = _approximate(network, certificate)
-        except BaseException:
-            undo()
-            raise
-        exchanges = (*exchanges, *others)
-    if exchanges:
-        certify(model, certificate.state_dict())
-    return exchanges, certificate
+    with ExitStack() as undo:
+        exchanges, certificate, undo_exact = _exact(network, certificate)
+        undo.callback(undo_exact)
+        if approximate:
+            others, certificate, undo_others = _approximate(network, certificate)
+            undo.callback(undo_others)
+            exchanges = (*exchanges, *others)
+        if exchanges:
+            store_certificate(model, certificate.state_dict())
+        return exchanges, certificate, undo.pop_all().close
 
 
-def _exact(network: _Network, certificate: Certificate) -> tuple[tuple[OrdinaryNorm, ...], Certificate, Undo]:
+def _exact(network: _Network, certificate: Certificate) -> Done:
     exchanges = tuple(_root_mean_squares(network.model))
     if not exchanges:
         return (), certificate, lambda: None
@@ -121,11 +121,11 @@ def _approximate(network: _Network, certificate: Certificate) -> Done:
         if not is_root_mean_square(type(m)) and isinstance(getattr(m, "weight", None), Tensor)
     )
     if not exchanges:
-        return (), certificate
-    _, error = _exchange(network, exchanges)
+        return (), certificate, lambda: None
+    change, error = _exchange(network, exchanges)
     note = f"{_named(exchanges)} became ordinary norms over the remaining channels, and compute a different function."
     changed: Any = {"verified": False, "exact": False, "exact_in_train": False, "max_error": error}
-    return exchanges, replace(certificate, **changed, notes=(*certificate.notes, note))
+    return exchanges, replace(certificate, **changed, notes=(*certificate.notes, note)), change.rollback
 
 
 def _exchange(network: _Network, exchanges: tuple[OrdinaryNorm, ...]) -> tuple[Change, float]:

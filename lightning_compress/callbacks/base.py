@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from typing_extensions import override
 import engine
 from engine.errors import EngineError
 from lightning_compress.selection.amounts import as_patterns
+from lightning_compress.selection.evidence import Gatherer
 from lightning_compress.trainer.averages import follow_loading
 from lightning_compress.trainer.packages import Callback
 from lightning_compress.trainer.restore import follow_checkpoints
@@ -68,6 +69,23 @@ class CompressionCallback(Callback):
             pl_module: the LightningModule.
             cuts: slice of each parameter that was narrowed; slice tensors of the parameter's shape in the same way.
         """
+
+    def snapshot(self) -> Callable[[], None]:
+        """Return a function that restores the callback's state, for a compaction that fails after `after_compaction`.
+
+        It restores the attributes and gathered statistics, but not what is inside of other objects that the attributes
+        hold: `after_compaction` sets new ones.
+        """
+        before = dict(vars(self))
+        parts = [value.snapshot() for value in before.values() if isinstance(value, Gatherer)]
+
+        def restore() -> None:
+            vars(self).clear()
+            vars(self).update(before)
+            for restore_part in parts:
+                restore_part()
+
+        return restore
 
     def before_masking(
         self, trainer: Trainer, pl_module: LightningModule, path: str, masks: Masks, graph: engine.Graph

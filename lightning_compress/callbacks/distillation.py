@@ -218,7 +218,8 @@ class Distillation(CompressionCallback):
             cut = cuts.get(weight) if isinstance(weight, nn.Parameter) else None
             if cut is not None:
                 kept = output_channels(layer, cut)
-                self._kept[name] = self._kept[name].cpu()[kept] if name in self._kept else kept
+                kept = self._kept[name].cpu()[kept] if name in self._kept else kept
+                self._kept = {**self._kept, name: kept}
 
     # ------------------------------------------------------------------ the training step
 

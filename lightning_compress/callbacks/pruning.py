@@ -302,7 +302,7 @@ class ChannelPruning(MaskingCallback):
         kept = survivors(self._groups, self.target(pl_module)[1], cuts)
         self._gatherer.cut(kept)
         for name, present in self._kept_units().items():
-            self._present[name] = present.masked_scatter(present, kept[name])
+            self._present = {**self._present, name: present.masked_scatter(present, kept[name])}
 
     def _advance(self, trainer: Trainer, pl_module: LightningModule) -> None:
         fast_dev_run = trainer.fast_dev_run  # type: ignore[attr-defined]

@@ -4,7 +4,9 @@ optimizers, averaged copies, masks of callbacks, compiled code."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -18,7 +20,7 @@ from engine.compaction import is_compacted
 from engine.errors import PlanError, VerificationError
 from engine.program import stored_tensors
 from lightning_compress.callbacks.base import CompressionCallback
-from lightning_compress.callbacks.masking import masking_callbacks
+from lightning_compress.callbacks.masking import MaskingCallback, masking_callbacks
 from lightning_compress.trainer.averages import Average, averages
 from lightning_compress.trainer.strategy import Job, Result, parallel
 
@@ -38,26 +40,80 @@ def shrink(trainer: Trainer, pl_module: LightningModule, job: Job, alone: bool) 
     Raises:
         EngineError: on all ranks, if the model cannot be compacted.
     """
-    model, callbacks = pl_module.get_submodule(job.path), trainer.callbacks  # type: ignore[attr-defined]
-    copies, strategy = averages(callbacks, pl_module, job.path), parallel(trainer)
+    copies, strategy = averages(trainer.callbacks, pl_module, job.path), parallel(trainer)  # type: ignore[attr-defined]
     if copies and strategy.shards:
         raise PlanError("Averaged copies of a model with sharded parameters cannot be compacted.")
-    plan, certificate = strategy.shrink(pl_module, job, alone)
-    if plan.is_empty:
-        return plan, certificate
-    _shrink_averages(copies, model, plan)
+    model = pl_module.get_submodule(job.path)
+    alike = all(_same(copy.module, model.get_submodule(copy.path)) for copy in copies)
+    try:
+        with strategy.shrunk(pl_module, job, alone) as (plan, certificate):
+            if not plan.is_empty:
+                together = _call if alone else strategy.together
+                _update_dependents(trainer, pl_module, job, plan, [] if plan.folds and not alike else copies, together)
+    except Exception:
+        if job.training:
+            strategy.follow()  # the parameters that were restored have new gradient accumulators, without DDP's hooks
+        raise
+    if copies and plan.folds and not alike:
+        rank_zero_warn(
+            "The averaged weights are not compacted: constants of removed channels were folded into the weights, but "
+            "the averaged constants differ. Use `MaskConflictRepair`, so that no constants remain."
+        )
+    if not plan.is_empty:
+        _forget_compiled_code()
+    return plan, certificate
+
+
+def _call(function: Callable[[], None]) -> None:
+    function()
+
+
+def _update_dependents(
+    trainer: Trainer,
+    pl_module: LightningModule,
+    job: Job,
+    plan: engine.Plan,
+    copies: list[Average],
+    together: Callable[[Callable[[], None]], None],
+) -> None:
+    """Update the averaged copies, the callbacks and the strategy after a compaction, all or none.
+
+    Args:
+        trainer, pl_module, job: as in `shrink`.
+        plan: the plan that was applied to the model.
+        copies: the averaged copies to compact.
+        together: calls a function on all ranks, and raises on all if it fails on one.
+    """
+    model = pl_module.get_submodule(job.path)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     cuts = {parameters[name]: cut for name, cut in plan.slices.items() if name in parameters}
-    if job.training:
-        for callback in callbacks:
-            if isinstance(callback, CompressionCallback):
-                callback.after_compaction(trainer, pl_module, cuts)
-        strategy.follow()
-    else:
-        for callback in masking_callbacks(trainer):
-            callback.end(pl_module, cuts)
-    _forget_compiled_code()
-    return plan, certificate
+    with ExitStack() as undo:
+        together(lambda: _shrink_averages(copies, plan, undo))
+        for callback in _dependents(trainer, job.training):
+            undo.callback(callback.snapshot())
+            together(partial(_update, callback, trainer, pl_module, cuts, job.training))
+        if job.training:
+            parallel(trainer).follow()
+        undo.pop_all()
+
+
+def _dependents(trainer: Trainer, training: bool) -> list[CompressionCallback]:
+    """Return the callbacks whose state follows the shapes; at the end of a fit only the masks of a checkpoint do."""
+    callbacks = trainer.callbacks if training else masking_callbacks(trainer)  # type: ignore[attr-defined]
+    return [callback for callback in callbacks if isinstance(callback, CompressionCallback)]
+
+
+def _update(
+    callback: CompressionCallback,
+    trainer: Trainer,
+    pl_module: LightningModule,
+    cuts: Mapping[nn.Parameter, engine.Slice],
+    training: bool,
+) -> None:
+    if training:
+        callback.after_compaction(trainer, pl_module, cuts)
+    elif isinstance(callback, MaskingCallback):
+        callback.end(pl_module, cuts)
 
 
 _COMPACTED: WeakKeyDictionary[nn.Module, tuple[int, int]] = WeakKeyDictionary()
@@ -81,16 +137,11 @@ def warn_of_earlier_compaction(pl_module: LightningModule, resumes: bool) -> Non
         )
 
 
-def _shrink_averages(copies: list[Average], model: nn.Module, plan: engine.Plan) -> None:
-    """Apply a plan to all averaged copies or to none."""
+def _shrink_averages(copies: list[Average], plan: engine.Plan, undo: ExitStack) -> None:
+    """Apply a plan to averaged copies; ``undo`` restores those that were changed."""
     parts = [(copy.module, plan.within(f"{copy.path}." if copy.path else "")) for copy in copies]
-    if plan.folds and not all(_same(copy.module, model.get_submodule(copy.path)) for copy in copies):
-        rank_zero_warn(
-            "The averaged weights are not compacted: constants of removed channels were folded into the weights, but "
-            "the averaged constants differ. Use `MaskConflictRepair`, so that no constants remain."
-        )
-        return
     for change in [part.prepare(module) for module, part in parts]:
+        undo.callback(change.rollback)
         change.commit()
 
 

@@ -203,10 +203,10 @@ class Gatherer:
 
     def watch(self, model: nn.Module, graph: engine.Graph, groups: Sequence[engine.Group]) -> None:
         """Start collecting statistics of a model, until `close`."""
+        meter = ActivityMeter(graph, groups) if "activity" in self.kinds else None
         self.close()
-        self._groups = groups
-        if "activity" in self.kinds:
-            self._meter = ActivityMeter(graph, groups)
+        self._groups, self._meter = groups, meter
+        if meter is not None:
             self._hook = model.register_forward_pre_hook(self._remember, with_kwargs=True)
 
     def close(self) -> None:
@@ -265,9 +265,20 @@ class Gatherer:
 
     def cut(self, kept: Mapping[str, Tensor]) -> None:
         """Keep the statistics of the units that remain after a compaction; call `watch` again afterwards."""
+        gathered: Gathered = {}
         for kind, statistics in self.gathered.items():
             fits = {name: value for name, value in statistics.items() if len(kept.get(name, value)) == len(value)}
-            self.gathered[kind] = {n: v[kept[n].to(v.device)] if n in kept else v for n, v in fits.items()}
+            gathered[kind] = {n: v[kept[n].to(v.device)] if n in kept else v for n, v in fits.items()}
+        self.gathered = gathered
+
+    def snapshot(self) -> Callable[[], None]:
+        """Return a function that restores the statistics before `cut` and the model's groups before `watch`."""
+        before = {name: value for name, value in vars(self).items() if name != "_hook"}  # the hook is on the same model
+
+        def restore() -> None:
+            vars(self).update(before)
+
+        return restore
 
     def state_dict(self) -> Gathered:
         """Return the statistics on the CPU."""

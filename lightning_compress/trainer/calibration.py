@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from engine.program import tensors_in
 from lightning_compress.trainer.loaders import copied_loader, reseeded
+from lightning_compress.trainer.model_arguments import model_arguments
 from lightning_compress.trainer.packages import MisconfigurationException
-from lightning_compress.trainer.passed import passed
 from lightning_compress.trainer.target import batch_candidates, describe
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _model_input(batch: Any, pl_module: LightningModule, model: nn.Module, examp
     try:
         return matching_part(batch, model, example)
     except MisconfigurationException:
-        arguments = passed(pl_module, model, (batch, 0))
+        arguments = model_arguments(pl_module, model, (batch, 0))
         if arguments is None:
             raise
         return arguments

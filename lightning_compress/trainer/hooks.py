@@ -14,10 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from engine.errors import EngineError, TraceError
 from engine.running import NEEDS_DATA
 from lightning_compress.trainer.copies import copied
-from lightning_compress.trainer.left_behind import attributes_of, options_of
-from lightning_compress.trainer.named import named_tensors
+from lightning_compress.trainer.named_tensors import named_tensors
 from lightning_compress.trainer.packages import MisconfigurationException, method_of, overrides
 from lightning_compress.trainer.quiet import PACKAGES, quiet
+from lightning_compress.trainer.training_state import attributes_of, options_of
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule

@@ -16,7 +16,7 @@ from torchmetrics import Metric
 
 from lightning_compress.trainer.packages import DUMMY_LOGGER, LIGHTNING_MODULES, MisconfigurationException
 from lightning_compress.trainer.ranks import alone
-from lightning_compress.trainer.unwritten import unwritten
+from lightning_compress.trainer.suppressed_writes import suppressing_writes
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule
@@ -224,7 +224,7 @@ def quiet(pl_module: LightningModule, trainer: Any, moment: Mapping[str, Any]) -
     }
     modules = [module for module in pl_module.modules() if isinstance(module, LIGHTNING_MODULES)]
     with ExitStack() as scope:
-        scope.enter_context(unwritten())
+        scope.enter_context(suppressing_writes())
         for module in modules:
             scope.enter_context(_attached(vars(module), answers))
         for module in pl_module.modules():

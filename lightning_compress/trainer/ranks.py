@@ -16,15 +16,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def from_rank_zero(trainer: Trainer, function: Callable[[], T]) -> T:
+def from_rank_zero(
+    trainer: Trainer, function: Callable[[], T], failure_elsewhere: type[Exception] = MisconfigurationException
+) -> T:
     """Call a function on rank 0 and return its result on all ranks; if it fails, raise on all ranks.
 
     Args:
         trainer: the Trainer; every rank has to call this function.
         function: called on rank 0 only; its result has to be picklable.
+        failure_elsewhere: the error to raise on the other ranks.
 
     Raises:
-        MisconfigurationException: on the other ranks, with the message of the error of rank 0.
+        Exception: that of the function, on rank 0; elsewhere ``failure_elsewhere`` with its message.
     """
     if trainer.world_size == 1:
         return function()
@@ -39,7 +42,7 @@ def from_rank_zero(trainer: Trainer, function: Callable[[], T]) -> T:
     if failure is not None:
         raise failure
     if message is not None:
-        raise MisconfigurationException(f"On rank 0: {message}")
+        raise failure_elsewhere(f"On rank 0: {message}")
     return result  # type: ignore[return-value]
 
 

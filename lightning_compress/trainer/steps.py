@@ -12,12 +12,10 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 import engine
-from lightning_compress.trainer.counts import Count
 from lightning_compress.trainer.hooks import GradientHooks, Hooks, around
-from lightning_compress.trainer.left_behind import options_of
 from lightning_compress.trainer.loaders import first_of_each, same_order
-from lightning_compress.trainer.moments import OtherMoments, counters
-from lightning_compress.trainer.named import named_tensors
+from lightning_compress.trainer.named_tensors import named_tensors
+from lightning_compress.trainer.other_moments import OtherMoments, counters
 from lightning_compress.trainer.packages import (
     COMBINED_LOADERS,
     LIGHTNING_MODULES,
@@ -27,6 +25,8 @@ from lightning_compress.trainer.packages import (
     takes_argument,
 )
 from lightning_compress.trainer.quiet import quiet, stage_of
+from lightning_compress.trainer.training_state import options_of
+from lightning_compress.trainer.watched_counts import WatchedCount
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
@@ -233,8 +233,8 @@ class Step:
         trainer: Any = module._trainer
         moment = {"epoch": trainer.current_epoch, "step": trainer.global_step, **moment}
         of_loader = () if dataloader_idx is None else (dataloader_idx,)
-        arguments: tuple[Any, ...] = (batch, Count(batch_idx, self.noted["batch"]), *of_loader)
-        counts = {name: Count(n, self.noted[name]) if name in self.noted else n for name, n in moment.items()}
+        arguments: tuple[Any, ...] = (batch, WatchedCount(batch_idx, self.noted["batch"]), *of_loader)
+        counts = {name: WatchedCount(n, self.noted[name]) if name in self.noted else n for name, n in moment.items()}
         self._counters = {**counters(counts), **stage_of(kind)}
         self.hooks.begin()
         read: list[Tensor] = []

@@ -7,8 +7,8 @@ Parameters live in one process, are replicated (DDP), or are sharded (FSDP2, ten
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import engine
-from engine.compaction import certify, entries, renew, restore_sharded
+from engine.compaction import entries, renew, restore_sharded, store_certificate
 from engine.errors import VerificationError
 from engine.program import gathered_from
 from engine.running import evaluating
@@ -117,8 +117,11 @@ class Whole:
         """Return the sum of a tensor over all processes."""
         return tensor if self.alone else self.trainer.strategy.reduce(tensor, reduce_op="sum")  # type: ignore[return-value]
 
-    def shrink(self, pl_module: LightningModule, job: Job, alone: bool) -> Result:
-        """Remove masked channels from a model and its optimizers' state; on failure, restore everything.
+    @contextmanager
+    def shrunk(self, pl_module: LightningModule, job: Job, alone: bool) -> Iterator[Result]:
+        """Remove masked channels from a model and its optimizers' state; restore all if that or the body fails.
+
+        The body has to fail on all ranks or on none, see `together`.
 
         Args:
             pl_module: the LightningModule.
@@ -129,9 +132,17 @@ class Whole:
             EngineError: on all ranks, if the model cannot be compacted.
         """
         speedup = job.speedup(pl_module)
-        with narrowed_along(self.trainer.optimizers, job.training) as optimizers:
-            speedup.speedup_model(optimizer=optimizers or None, training=job.training)
-        return speedup.plan, speedup.certificate
+        with (
+            narrowed_along(self.trainer.optimizers, job.training) as optimizers,
+            speedup.compacting(optimizers or None, training=job.training),
+        ):
+            yield speedup.plan, speedup.certificate
+
+    def together(
+        self, function: Callable[[], T], undo: Callable[[], None] | None = None, undoes_itself: bool = False
+    ) -> T:
+        """Call a function on all ranks; if it fails on one, undo it and raise on all."""
+        return together(function, undo, undoes_itself=undoes_itself, failure_elsewhere=VerificationError)
 
     def follow(self) -> None:
         """Update the Trainer's strategy after a compaction during training."""
@@ -157,32 +168,38 @@ class Whole:
 class Copied(Whole):
     """Parameters are replicated (DDP)."""
 
-    def shrink(self, pl_module: LightningModule, job: Job, alone: bool) -> Result:
+    @contextmanager
+    def shrunk(self, pl_module: LightningModule, job: Job, alone: bool) -> Iterator[Result]:
         """Compact on rank 0 and apply its plan on the other ranks, so that rounding cannot make the ranks diverge."""
-        if alone or self.alone:
-            return super().shrink(pl_module, job, alone)
-        payload: tuple[Any, ...] = ()
-        failure: Exception | None = None
-        if self.trainer.is_global_zero:
+        with ExitStack() as changes:  # it passes a failure on to those that were entered, which undo what they did
+            if alone or self.alone:
+                yield changes.enter_context(super().shrunk(pl_module, job, alone))
+                return
+            own: list[Result] = []  # on rank 0
+
+            def compacted() -> tuple[Any, Any]:
+                own.append(changes.enter_context(super(Copied, self).shrunk(pl_module, job, alone)))
+                return own[0][0].state_dict(), own[0][1].state_dict()
+
+            states = from_rank_zero(self.trainer, compacted, VerificationError)
+            other = self._applied(pl_module.get_submodule(job.path), job, *states)
+            yield self.together(lambda: own[0] if own else changes.enter_context(other))
+
+    @contextmanager
+    def _applied(self, model: nn.Module, job: Job, plan_state: Any, certificate_state: Any) -> Iterator[Result]:
+        """Apply the plan of rank 0, and undo that if the body fails."""
+        plan = engine.Plan.from_state_dict(plan_state)
+        certificate = engine.Certificate.from_state_dict(certificate_state)
+        with narrowed_along(self.trainer.optimizers, job.training) as optimizers:
+            change = plan.prepare(model, optimizer=optimizers or None)
             try:
-                plan, certificate = super().shrink(pl_module, job, alone)
-                payload = (plan.state_dict(), certificate.state_dict(), None)
-            except Exception as error:  # re-raised below, once the other ranks know
-                failure, payload = error, (None, None, str(error))
-        plan_state, certificate_state, message = self.trainer.strategy.broadcast(payload)
-        if failure is not None:
-            raise failure
-        if message is not None:
-            raise VerificationError(message)
-        if not self.trainer.is_global_zero:
-            model = pl_module.get_submodule(job.path)
-            plan = engine.Plan.from_state_dict(plan_state)
-            with narrowed_along(self.trainer.optimizers, job.training) as optimizers:
-                plan.apply(model, optimizer=optimizers or None)
-            certificate = engine.Certificate.from_state_dict(certificate_state)
-            if not plan.is_empty:
-                certify(model, certificate.state_dict())
-        return plan, certificate
+                change.commit()
+                if not plan.is_empty:
+                    store_certificate(model, certificate.state_dict())
+                yield plan, certificate
+            except BaseException:
+                change.rollback()
+                raise
 
     def follow(self) -> None:
         """Rebuild DDP's reducer, whose buckets have the old sizes and whose hooks are on the old accumulators."""
@@ -226,7 +243,8 @@ class Sharded(Whole):
         """Call a function on all ranks, which gather parameters together, and return the result of rank 0."""
         return self.trainer.strategy.broadcast(self.together(function))  # type: ignore[return-value]
 
-    def shrink(self, pl_module: LightningModule, job: Job, alone: bool) -> Result:
+    @contextmanager
+    def shrunk(self, pl_module: LightningModule, job: Job, alone: bool) -> Iterator[Result]:
         """Plan on rank 0 without data, then gather and slice one parameter at a time and verify on all ranks."""
         if alone and not self.alone:
             raise VerificationError(
@@ -250,30 +268,31 @@ class Sharded(Whole):
         plan = engine.Plan.from_state_dict(state)
         certificate = engine.Certificate(exact_in_train=in_train, notes=plan.notes)
         if plan.is_empty:
-            return plan, certificate
-        certificate = self._cut(sharding, plan, job, certificate)
-        certify(engine.compactable(model), certificate.state_dict())
-        return plan, certificate
+            yield plan, certificate
+            return
+        with self._cut(sharding, plan, job, certificate) as verdict:
+            store_certificate(engine.compactable(model), verdict.state_dict())
+            yield plan, verdict
 
+    @contextmanager
     def _cut(
         self, sharding: Sharding, plan: engine.Plan, job: Job, certificate: engine.Certificate
-    ) -> engine.Certificate:
+    ) -> Iterator[engine.Certificate]:
+        """Cut and verify the parameters, and restore them if the body fails."""
         example, runs = job.example, min(job.confidence, 2)
         before = self.together(lambda: sharding.outputs(example, runs))
         change = self.together(lambda: sharding.prepared(plan, self.trainer.optimizers))
         try:
             self.together(change.commit, change.rollback, undoes_itself=True)
             verdict = self.together(lambda: sharding.compared(before, example, runs, certificate), change.rollback)
+            self._check_agreement(sharding.digest())
+            try:
+                yield verdict
+            except BaseException:
+                change.rollback()
+                raise
         finally:
             change.close()
-        self._check_agreement(sharding.digest())
-        return verdict
-
-    def together(
-        self, function: Callable[[], T], undo: Callable[[], None] | None = None, undoes_itself: bool = False
-    ) -> T:
-        """Call a function on all ranks; if it fails on one, undo it and raise on all."""
-        return together(function, undo, undoes_itself=undoes_itself, failure_elsewhere=VerificationError)
 
     def _check_agreement(self, digest: str) -> None:
         digests = gathered(digest)

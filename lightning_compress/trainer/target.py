@@ -16,8 +16,8 @@ from torchmetrics import Metric, MetricCollection
 import engine
 from engine.errors import EngineError
 from lightning_compress.trainer.loaders import first_of, same_order
+from lightning_compress.trainer.model_arguments import first_model_arguments
 from lightning_compress.trainer.packages import LIGHTNING_MODULES, MisconfigurationException, isolate_rng
-from lightning_compress.trainer.passed import first_passed
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
@@ -113,7 +113,7 @@ def find_example(
         batch = first_batch(trainer) if loader is None else batch_of(loader)
         candidates = [c for part in (_head(batch), batch) for c in batch_candidates(part, model)]
     first = source == "the first training batch"
-    further = (lambda: first_passed(trainer, pl_module, model)) if first else list
+    further = (lambda: first_model_arguments(trainer, pl_module, model)) if first else list
     example = _accepted(model, candidates, source, lambda c: place_example(c, trainer, model), further)
     return place_example(example, trainer, model) if placed else example
 

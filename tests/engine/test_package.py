@@ -22,7 +22,7 @@ ROOT = Path(engine.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 MODULES = sorted(m.name for m in pkgutil.walk_packages([str(ROOT)], "engine."))
 ORDER = """
-    version errors bounds html progress program
+    version errors bounds limits html progress program
     source numbers flow running observations alternatives unrecorded recording
     analysis rule surgery ops tracer removal groups masks plots dependency sensitivity
     compaction compensation verification cost speedup repair checking files

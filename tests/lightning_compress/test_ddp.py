@@ -81,3 +81,14 @@ def test_the_process_that_started_it_knows_the_result(folder: Path) -> None:
     assert same(single(rank["weights"]), single(main["weights"]))
     assert rank["kept"] == main["kept"] and main["verified"] and rank["path"] == main["path"]
     assert same(load_compacted(main["path"], ddp_fit.Joined).state_dict(), single(main["weights"]))
+
+
+def test_ranks_that_cannot_follow_a_compaction_train_on_with_masks(tmp_path: Path) -> None:
+    """One fails: both restore the model, DDP reduces the gradients as before, and the end of the fit compacts."""
+    script = [sys.executable, str(Path(__file__).with_name("ddp_refused.py")), str(tmp_path)]
+    subprocess.run(script, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path, check=True, timeout=120)
+    ranks = [read(tmp_path, "rank0"), read(tmp_path, "rank1")]
+    assert [step["net.wide.weight"].shape[0] for step in ranks[0]["steps"]] == [16] * 9
+    assert all(same(one, other) for one, other in zip(ranks[0]["steps"], ranks[1]["steps"], strict=True))
+    assert same(ranks[0]["weights"], ranks[1]["weights"]) and ranks[0]["weights"]["net.wide.weight"].shape[0] == 8
+    assert "unchanged: On rank 1: VerificationError: no way to follow" in (tmp_path / "warnings.txt").read_text()

@@ -46,14 +46,13 @@ def test_fit_on_cuda_is_the_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     1e-9.
     """
     compacted_on: list[set[str]] = []
-    speed_up = engine.ModelSpeedup.speedup_model
+    compacting = engine.ModelSpeedup.compacting
 
-    def noted(self: engine.ModelSpeedup, *rest: Any, **options: Any) -> torch.nn.Module:
-        small = speed_up(self, *rest, **options)
-        compacted_on.append({p.device.type for p in small.parameters()})
-        return small
+    def noted(self: engine.ModelSpeedup, *rest: Any, **options: Any) -> Any:
+        compacted_on.append({p.device.type for p in self._model.parameters()})
+        return compacting(self, *rest, **options)
 
-    monkeypatch.setattr(engine.ModelSpeedup, "speedup_model", noted)
+    monkeypatch.setattr(engine.ModelSpeedup, "compacting", noted)
     small, reference, devices, compaction = run(tmp_path / "cuda", "cuda")
     on_cpu, *_ = run(tmp_path / "cpu", "cpu")
     assert devices.seen == {"cuda"} and devices.masked > 0

@@ -70,8 +70,8 @@ def test_modules_of_a_place_are_turned_together() -> None:
 def test_answers_are_those_of_the_innermost_context() -> None:
     """And those around it hold again afterwards."""
     decisions, outer, inner = DataDecisions(lambda: "head"), {("a", 0, "head"): 1}, {("b", 0, "head"): 2}
-    with decisions.turned(outer):
-        with decisions.turned(inner):
+    with decisions.answering(outer):
+        with decisions.answering(inner):
             assert decisions.answers == inner
         assert decisions.answers == outer
     assert not decisions.answers
@@ -112,8 +112,8 @@ class _Gate(nn.Module):
 def test_what_is_beyond_the_budget_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the line that decides."""
     assert not any("Decisions on data" in note for note in engine.trace(_Gate(), torch.zeros(2, 4)).notes)
-    monkeypatch.setattr(variants, "_MOST_TURNED_OPS", -1)
-    monkeypatch.setattr(variants, "_LEAST_TURNED", -1)
+    monkeypatch.setattr(variants, "MOST_FURTHER_OPS", -1)
+    monkeypatch.setattr(variants, "LEAST_RUNS", -1)
     [note] = [n for n in engine.trace(_Gate(), torch.zeros(2, 4)).notes if "Decisions on data" in n]
     assert "test_data_decisions.py:" in note and "only with the example's outcome" in note
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import engine
 from engine.alternatives.axes import Axis, axes_of
-from engine.alternatives.size_search import LARGEST, changes, sizes_beyond, sizes_of
+from engine.alternatives.size_search import changes, sizes_beyond, sizes_of
+from engine.limits import LARGEST_SIZE
 from engine.program.expressions import Apply, Guard, ShapeOf
 
 
@@ -47,8 +48,8 @@ def test_one_axis_is_moved_from_where_the_decision_was_taken() -> None:
 
 def test_no_size_is_beyond_the_largest() -> None:
     """A number in the code asks for no run that fills the memory."""
-    guard, axes = _guard(">", 3 * LARGEST, False)
-    assert not [s for s in sizes_beyond(guard, {}, axes) if max(s.values()) > LARGEST]
+    guard, axes = _guard(">", 3 * LARGEST_SIZE, False)
+    assert not [s for s in sizes_beyond(guard, {}, axes) if max(s.values()) > LARGEST_SIZE]
 
 
 def _twice(y: Tensor) -> bool:

@@ -11,7 +11,7 @@ from torch import nn
 import engine
 from engine.compaction.digest import digest
 from engine.compaction.format import KEY
-from engine.compaction.history import certify, entry_of, history, is_compacted, same_steps
+from engine.compaction.history import entry_of, history, is_compacted, same_steps, store_certificate
 from engine.compaction.plan import Plan
 from engine.verification.certificate import Certificate
 from tests.engine.nets import dead, image, plain
@@ -74,7 +74,7 @@ def test_attributes_of_before_are_kept() -> None:
 def test_certificates_and_common_beginnings() -> None:
     """A certificate replaces that of the last step; plans are compared by content."""
     model, other = compacted(0, 1), compacted(0, 2)
-    certify(model, Certificate(notes=("mine",)).state_dict())
+    store_certificate(model, Certificate(notes=("mine",)).state_dict())
     assert [c["notes"] == ["mine"] for c in entry_of(model)["certificates"]] == [False, True]
     assert same_steps(history(model), entry_of(other)["plans"]) == 1
     assert same_steps(history(model), copy.deepcopy(entry_of(model)["plans"])) == 2

@@ -67,7 +67,7 @@ def test_a_model_without_conditions_runs_once(monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_is_beyond_the_budget_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The notes say how many runs were not followed."""
-    monkeypatch.setattr(combinations, "_MOST_STARTS", 0)
+    monkeypatch.setattr(combinations, "MOST_STARTS", 0)
     graph = engine.trace(Conditions(), torch.zeros(2, 4))
     assert any("conditions that no other run reaches" in note for note in graph.notes)
 
@@ -101,7 +101,7 @@ def test_code_that_asks_nothing_takes_no_part_of_the_budget(monkeypatch: pytest.
                 x = x + 1
             return x
 
-    monkeypatch.setattr(combinations, "_MOST_STARTS", 0)
+    monkeypatch.setattr(combinations, "MOST_STARTS", 0)
     graph = engine.trace(Plain(), torch.zeros(2, 4))
     assert "usual.weight" in graph.stored
     assert not any("conditions that no other run reaches" in note for note in graph.notes)

@@ -127,7 +127,7 @@ def test_a_value_that_a_user_sets_later(place: str) -> None:
 
 def test_without_the_run_the_code_keeps_all_channels(monkeypatch: pytest.MonkeyPatch) -> None:
     """That is what a run at the other value saves."""
-    monkeypatch.setattr(deciding_attributes, "_MOST_SETTINGS", 0)
+    monkeypatch.setattr(deciding_attributes, "MOST_DECIDING_SETTINGS", 0)
     x = torch.randn(5, 3)
     groups = engine.dependency_groups(Deeper("config", False), x)
     assert "which did not run" in str(groups[0])

@@ -15,6 +15,8 @@ from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 import engine
 from engine.program.signature import signature
 from engine.program.trees import map_tensors, tensors_in
+from engine.recording.recorder import Recorder
+from engine.recording.tape import Mark
 from tests.engine.exactness import KINDS, check_exact, randomised
 from tests.engine.nets import Net, dead, image, snapshot, unchanged
 
@@ -237,3 +239,14 @@ def test_vmap_under_a_mode_of_the_model_reads_no_data() -> None:
     model = randomised(Net(forward, first=nn.Linear(5, 8), last=nn.Linear(8, 3)))
     assert not engine.trace(model, torch.randn(2, 5).double()).decided
     assert check_exact(model, dead(model, {"first": [0, 3]}, bias=True), torch.randn(2, 5).double()).slices
+
+
+@pytest.mark.parametrize(
+    ("path", "drawn"), [("eval", True), ("train", False), ("train, other", False), ("train2", True)]
+)
+def test_draws_of_train_mode_are_not_recorded(path: str, drawn: bool) -> None:
+    """Which paths these are is listed: other paths are names of the user's."""
+    recorder = Recorder(nn.Identity(), None)
+    with torch.inference_mode():
+        recorder.run(lambda args, _: args[0] + torch.rand(2), (torch.zeros(2),), {}, [""], path)
+    assert ("rand" in [node.op for node in recorder.since(Mark()).nodes]) is drawn

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.data import DataLoader
 
 from engine.errors import TraceError
@@ -111,3 +112,13 @@ def test_the_iterator_of_a_loader_is_not_advanced() -> None:
     with evaluating(model), pytest.raises(TraceError, match="advances the iterator"):
         next(model.batches)  # type: ignore[arg-type]
     assert model.batches is held and int(next(held)) == 1
+
+
+def test_generators_of_devices_that_hold_buffers_alone() -> None:
+    """A run may draw there, too."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    assert evaluation._cuda_devices(net.modules()) == []
+    with FakeTensorMode():
+        net[1]._buffers["running_mean"] = torch.empty(2, device="cuda:1")
+        net[0]._parameters["bias"] = nn.Parameter(torch.empty(2, device="cuda:0"))
+    assert evaluation._cuda_devices(net.modules()) == [0, 1]

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 import engine
 from engine.alternatives.modes import Switches
-from engine.running.process import seed_generators, unchanged_process
+from engine.running import process
+from engine.running.process import random_state, seed_generators, unchanged_process
 
 VARIABLE: contextvars.ContextVar[int] = contextvars.ContextVar("VARIABLE", default=0)
 
@@ -106,6 +107,61 @@ def test_the_flags_are_looked_at() -> None:
             before = _flags()
             change()
             assert _flags() != before
+
+
+def _warn() -> None:
+    warnings.warn("shown once", stacklevel=1)
+
+
+def _warn_by_other_filters() -> None:
+    warnings.simplefilter("default")
+    _warn()
+
+
+def test_a_warning_of_a_run_is_shown_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python notes what it has shown, as long as filters do not change."""
+    monkeypatch.setattr(warnings, "showwarning", lambda *_: None)
+    with unchanged_process():
+        _warn_by_other_filters()
+    with pytest.raises(UserWarning, match="shown once"):
+        _warn()
+
+
+def test_a_context_variable_that_a_run_sets_first() -> None:
+    """It has its default afterwards; Python has no way to unset one that has none."""
+    fresh: contextvars.ContextVar[int] = contextvars.ContextVar("fresh", default=4)
+    bare: contextvars.ContextVar[int] = contextvars.ContextVar("bare")
+    with unchanged_process():
+        fresh.set(5)
+        bare.set(5)
+    assert fresh.get() == 4 and bare.get() == 5
+
+
+def test_all_is_restored_that_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flag that cannot be set any more raises, once all others are as before."""
+
+    def fail(value: Any) -> None:
+        raise RuntimeError("fixed by now")
+
+    values = iter([1, 2])
+    monkeypatch.setattr(process, "_FLAGS", ((lambda: next(values), fail), *process._FLAGS))
+    before = _flags()
+    with pytest.raises(RuntimeError, match="fixed by now"), unchanged_process(), torch.random.fork_rng(devices=[]):
+        for change in CHANGES.values():
+            change()
+    assert _flags() == before
+
+
+def test_random_numbers_of_a_gpu_count_once_it_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its generator is not the CPU's; asking for it would start CUDA."""
+    state = torch.zeros(4, dtype=torch.uint8)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [state])
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    before = random_state()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    used = random_state()
+    state += 1
+    assert len({before, used, random_state()}) == 3
 
 
 def _network(seed: int) -> nn.Module:

@@ -255,7 +255,7 @@ def _none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _not_in_containers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arguments, "_DEEPEST", 0)
+    monkeypatch.setattr(arguments, "DEEPEST_INPUT", 0)
 
 
 def _no_texts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -539,7 +539,7 @@ ABLATIONS = [
     ),
     Ablation(
         "collections in collections choose, too",
-        lambda patch: patch.setattr(attribute_choices, "_MOST_LEVELS", 1),
+        lambda patch: patch.setattr(attribute_choices, "DEEPEST_CHOICE", 1),
         "skips by a table of lists",
     ),
 ]

@@ -310,7 +310,7 @@ def _all_read(patch: pytest.MonkeyPatch) -> None:
 
 
 def _none_standing_in(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(keep, "_standing_in", lambda structure, constants: ())
+    patch.setattr(keep, "_interchangeable", lambda structure, constants: ())
 
 
 def _no_rounds(patch: pytest.MonkeyPatch) -> None:

@@ -537,7 +537,7 @@ TRAPS = [
 def _all_constant(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MutableState, "_may_change", lambda self, module, name: False)
     patch.setattr(mutable_state, "_suggests_change", lambda tensor, derived: False)
-    patch.setattr(MutableState, "missed", lambda self, written, aliases: set())
+    patch.setattr(MutableState, "add_written", lambda self, written, aliases: set())
 
 
 ABLATIONS = [

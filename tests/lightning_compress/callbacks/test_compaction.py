@@ -375,7 +375,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Any, *rest: Any, **options: Any) -> nn.Module:
         raise VerificationError("channel 3 of norm differs")
 
-    monkeypatch.setattr(engine.ModelSpeedup, "speedup_model", fail)
+    monkeypatch.setattr(engine.ModelSpeedup, "compacting", fail)
 
 
 def test_failure_warns_and_keeps_the_masked_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ def test_a_failed_compaction_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     def fail(*args: Any, **options: Any) -> Any:
         raise VerificationError("They differ at stem.")
 
-    monkeypatch.setattr(engine.ModelSpeedup, "speedup_model", fail)
+    monkeypatch.setattr(engine.ModelSpeedup, "compacting", fail)
     report = quiet()
     with pytest.warns(UserWarning, match="They differ at stem"):
         fit(seeded(Wrapped), tmp_path, report, ChannelPruning(amount=0.5), ModelCompaction())

@@ -6,6 +6,7 @@ import copy
 import itertools
 import shutil
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,17 @@ from torch.nn.utils import prune
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+import engine
+from engine.compaction.compact import Compaction
 from engine.errors import EngineError, VerificationError
 from engine.surgery.kinds.spread import Spread
 from lightning_compress import ChannelPruning, ComplexityMonitor, ModelCompaction, load_compacted
 from lightning_compress.callbacks import shrinking
+from lightning_compress.callbacks.base import CompressionCallback
 from lightning_compress.callbacks.masking import MaskingCallback
+from lightning_compress.trainer.averages import Average
 from lightning_compress.trainer.packages import MisconfigurationException
+from lightning_compress.trainer.strategy import Job
 from tests.lightning_compress.callbacks.test_repair import structured
 from tests.lightning_compress.models import Base, Wrapped, difference, fit, seeded, trainer
 from tests.lightning_compress.small import SIDE, Classifier
@@ -337,6 +343,78 @@ def test_compiled_by_inductor(tmp_path: Path, whole: bool) -> None:
     assert max(errors(masked[1], compacted[1])) <= 1e-9
     assert widths(compacted[1]) == [16, 8]
     assert torch._dynamo.utils.counters["inductor"]
+
+
+@pytest.mark.parametrize("differs", [False, True])
+@pytest.mark.filterwarnings("ignore:The averaged weights are not compacted")
+def test_an_average_that_equals_the_model_folds_the_same_constants(tmp_path: Path, differs: bool) -> None:
+    """As long as training has not moved the two apart; after that, its constants are others."""
+    module = seeded(Base)
+    module.net = nn.Sequential(nn.Linear(2, 4), nn.Sigmoid(), nn.Linear(4, 1)).double()
+    with torch.no_grad():
+        module.net[0].weight[1], module.net[0].bias[1] = 0, 0.3
+        module.ema = AveragedModel(module.net)
+        module.ema.module[0].bias += float(differs)
+    x = torch.randn(8, 2, dtype=torch.float64)
+    expected, job = module.ema(x), Job("net", x, None, engine.trace(module.net, x), 1, training=False)
+    plan, _ = shrinking.shrink(trainer(tmp_path), module, job, alone=True)
+    assert plan.folds and module.net[0].out_features == 3
+    assert module.ema.module[0].out_features == (4 if differs else 3)
+    torch.testing.assert_close(module.ema(x), expected, rtol=1e-12, atol=1e-12)
+
+
+class Failing(CompressionCallback):
+    """Cannot follow a compaction during the fit."""
+
+    def after_compaction(self, *_: Any) -> None:
+        """Fail, once the model, its average and other callbacks have been changed."""
+        raise VerificationError("no way to follow")
+
+
+@pytest.mark.parametrize("criterion", ["l2", "apoz"])
+def test_a_callback_that_cannot_follow_leaves_everything_as_it_was(tmp_path: Path, criterion: str) -> None:
+    """Model, average, optimizer, masks and statistics: the fit goes on as with masks, and compacts at its end."""
+    seen: list[Follow] = []
+    modules: list[Base] = []
+    for when in (None, 1):
+        follow, module = Follow(), seeded(Averaged)
+        pruning = ChannelPruning(criterion, amount=0.75, schedule="linear", start=0, end=3, model="net")
+        compaction = ModelCompaction(when=when, save=False, model="net")
+        callbacks = [follow, pruning, *([compaction, Failing("net")] if when else [])]
+        if when:
+            with pytest.warns(UserWarning, match="was not compacted and is unchanged: no way to follow"):
+                fit(module, tmp_path, *callbacks, precision="64-true", max_epochs=4)
+        else:
+            fit(module, tmp_path, *callbacks, precision="64-true", max_epochs=4)
+        seen.append(follow)
+        modules.append(module)
+    assert widths(seen[1]) == [16] and max(errors(*seen)) <= 1e-9
+    assert modules[1].net.wide.weight.shape[0] == 4 == modules[1].ema.module.wide.weight.shape[0]
+    assert compaction.failure is None
+
+
+def test_averages_are_compacted_together_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commit of the second fails after its first steps: both are restored."""
+    nets = [nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 1)) for _ in range(2)]
+    states = [copy.deepcopy(net.state_dict()) for net in nets]
+    keep = torch.tensor([0, 2])
+    slices = {"0.weight": (0, (4, 2)), "0.bias": (0, (4,)), "1.weight": (1, (1, 4))}
+    plan = engine.Plan({name: engine.Slice.along(dim, keep, shape) for name, (dim, shape) in slices.items()})
+    commits: list[bool] = []
+    commit = Compaction.commit
+
+    def fail_at_last(change: Compaction) -> None:
+        commits.append(True)
+        commit(change)
+        if len(commits) == 2:
+            raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(Compaction, "commit", fail_at_last)
+    with pytest.raises(torch.OutOfMemoryError), ExitStack() as undo:
+        shrinking._shrink_averages([Average("", net) for net in nets], plan, undo)
+    assert len(commits) == 2
+    for net, state in zip(nets, states, strict=True):
+        assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
 
 
 @pytest.mark.parametrize("foreach", [False, True])

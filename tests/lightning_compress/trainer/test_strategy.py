@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import re
 import tokenize
 from pathlib import Path
@@ -19,14 +20,16 @@ from pytorch_lightning.strategies import (
     ModelParallelStrategy,
     SingleDeviceStrategy,
 )
+from torch import nn
 
 import engine
 import lightning_compress
-from engine.errors import VerificationError
+from engine.compaction.parts import part_entry
+from engine.errors import PlanError, VerificationError
 from lightning_compress import ChannelPruning, Distillation, ModelCompaction
 from lightning_compress.trainer import ranks, strategy
 from lightning_compress.trainer.packages import MisconfigurationException
-from lightning_compress.trainer.strategy import Copied, Sharded, Whole, check_strategy, parallel
+from lightning_compress.trainer.strategy import Copied, Job, Sharded, Whole, check_strategy, parallel
 
 
 def holder(strategy: type) -> Any:
@@ -130,14 +133,73 @@ def test_other_ranks_learn_of_any_failure(monkeypatch: pytest.MonkeyPatch) -> No
     sent: list[Any] = []
     trainer = holder(DDPStrategy)
     trainer.world_size, trainer.strategy.broadcast = 2, lambda payload: sent.append(payload) or payload
+    shrunk: Any = Copied(trainer).shrunk
     for error in (VerificationError("differs"), torch.OutOfMemoryError("no memory")):
-        monkeypatch.setattr(Whole, "shrink", lambda self, *args, error=error: (_ for _ in ()).throw(error))
-        with pytest.raises(type(error), match=str(error)):
-            Copied(trainer).shrink(LightningModule(), SimpleNamespace(path=""), alone=False)
-        assert sent.pop() == (None, None, str(error))
-    trainer.is_global_zero, trainer.strategy.broadcast = False, lambda payload: (None, None, "no memory")
-    with pytest.raises(VerificationError, match="no memory"):
-        Copied(trainer).shrink(LightningModule(), SimpleNamespace(path=""), alone=False)
+        monkeypatch.setattr(Whole, "shrunk", lambda self, *args, error=error: (_ for _ in ()).throw(error))
+        with pytest.raises(type(error), match=str(error)), shrunk(LightningModule(), SimpleNamespace(path=""), False):
+            pass
+        assert sent.pop() == (None, str(error))
+    trainer.is_global_zero, trainer.strategy.broadcast = False, lambda payload: (None, "no memory")
+    with (
+        pytest.raises(VerificationError, match="no memory"),
+        shrunk(LightningModule(), SimpleNamespace(path=""), alone=False),
+    ):
+        pass
+
+
+class Pair(LightningModule):
+    """Two layers, of which the first loses a channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
+        with torch.no_grad():
+            self.net[0].weight[1], self.net[0].bias[1] = 0, 0
+
+    def job(self) -> Job:
+        """The compaction."""
+        graph = engine.trace(self.net, torch.ones(4, 2))
+        return Job("net", torch.ones(4, 2), None, graph, 1, training=False)
+
+
+def test_rank_zero_restores_its_model_if_another_rank_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan does not fit there: both keep what they had, and neither waits for the other."""
+    module, trainer = Pair(), holder(DDPStrategy)
+    trainer.world_size, trainer.strategy.broadcast, trainer.optimizers = 2, lambda payload: payload, []
+    before = copy.deepcopy(module.state_dict())
+    monkeypatch.setattr(ranks, "gathered", lambda value: [value, "PlanError: another shape"])
+    with (
+        pytest.raises(VerificationError, match="On rank 1: PlanError: another shape"),
+        Copied(trainer).shrunk(module, module.job(), alone=False),
+    ):
+        raise AssertionError("no rank may go on")
+    assert same(before, module.state_dict())
+
+
+def test_another_rank_restores_its_model_if_the_rest_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has applied the plan of rank 0 by then; a failure of its own reaches the others."""
+    module, trainer = Pair(), holder(DDPStrategy)
+    with Whole(SimpleNamespace(optimizers=[])).shrunk(copy.deepcopy(module), module.job(), True) as result:
+        payload = tuple(part.state_dict() for part in result), None
+    trainer.world_size, trainer.is_global_zero, trainer.optimizers = 2, False, []
+    trainer.strategy.broadcast = lambda own: payload
+    before = copy.deepcopy(module.state_dict())
+    with pytest.raises(OSError, match="full"), Copied(trainer).shrunk(module, module.job(), alone=False):
+        share = part_entry(module.net[0])
+        assert module.net[0].out_features == 2 and share is not None and None not in share["certificates"]
+        raise OSError("full")
+    assert module.net[0].out_features == 3 and same(before, module.state_dict())
+    messages: list[Any] = []
+    monkeypatch.setattr(ranks, "gathered", lambda value: messages.append(value) or [None, value])
+    job, module.net[0] = module.job(), nn.Linear(2, 5)
+    with pytest.raises(PlanError, match="shape"), Copied(trainer).shrunk(module, job, alone=False):
+        pass
+    assert "PlanError" in messages[0]
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two states hold the same numbers."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 PACKAGES = [Path(module.__file__ or "").parent for module in (engine, lightning_compress)]

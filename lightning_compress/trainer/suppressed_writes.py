@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["unwritten"]
+__all__ = ["suppressing_writes"]
 
 _WRITING = frozenset("wax+")
 
@@ -32,7 +32,7 @@ _WRITERS = {"torch.utils.tensorboard.writer": "FileWriter", "tensorboardX.writer
 
 
 @contextmanager
-def unwritten() -> Iterator[None]:
+def suppressing_writes() -> Iterator[None]:
     """Make writing and deleting files, saving with torch, logging and printing in the body's thread have no effect.
 
     Other threads are not affected, nor are writes to a file that was opened before.
@@ -40,7 +40,7 @@ def unwritten() -> Iterator[None]:
     Example:
         >>> import tempfile
         >>> place = os.path.join(tempfile.mkdtemp(), "notes.txt")
-        >>> with unwritten():
+        >>> with suppressing_writes():
         ...     with open(place, "w") as file:
         ...         length = file.write("four")
         ...     os.rename(place, place + ".old")

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from engine.errors import VerificationError
-from lightning_compress.trainer.left_behind import attributes_of, options_of
+from lightning_compress.trainer.training_state import attributes_of, options_of
 from tests.lightning_compress.models import data
 from tests.lightning_compress.test_entries import Module, Unused, trained
 

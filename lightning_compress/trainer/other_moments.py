@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from lightning_compress.trainer.named import codes_of
+from lightning_compress.trainer.named_tensors import codes_of
 from lightning_compress.trainer.packages import LIGHTNING_MODULES
 
 if TYPE_CHECKING:

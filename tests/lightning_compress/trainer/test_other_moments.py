@@ -6,7 +6,7 @@ from typing import Any
 
 from pytorch_lightning import LightningModule, Trainer
 
-from lightning_compress.trainer.moments import OtherMoments
+from lightning_compress.trainer.other_moments import OtherMoments
 
 
 class Steps(LightningModule):

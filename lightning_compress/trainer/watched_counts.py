@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Count"]
+__all__ = ["WatchedCount"]
 
 
-class Count(int):
+class WatchedCount(int):
     """A number that notes the numbers with which it is compared, and by which it is divided.
 
     Results of adding, subtracting or dividing by an integer are counts, too; if one of these is compared, the first
@@ -22,7 +22,7 @@ class Count(int):
 
     Example:
         >>> noted = set()
-        >>> epoch = Count(0, noted)
+        >>> epoch = WatchedCount(0, noted)
         >>> epoch - 2 >= 5, min(epoch / 10, 1.0), epoch % 4 == 3, epoch // 6 > 2
         (False, 0.0, False, False)
         >>> sorted(noted)
@@ -32,7 +32,7 @@ class Count(int):
     _noted: set[int]
     _origin: Callable[[float], float]
 
-    def __new__(cls, value: int, noted: set[int], origin: Callable[[float], float] = float) -> Count:
+    def __new__(cls, value: int, noted: set[int], origin: Callable[[float], float] = float) -> WatchedCount:
         """Create a count."""
         count = super().__new__(cls, value)
         count._noted, count._origin = noted, origin
@@ -56,7 +56,7 @@ class Count(int):
             origin: returns the value of this count for a value of the result.
         """
         own = self._origin
-        return Count(value, self._noted, lambda n: own(origin(n))) if type(value) is int else value
+        return WatchedCount(value, self._noted, lambda n: own(origin(n))) if type(value) is int else value
 
     def __reduce__(self) -> Any:
         return int, (int(self),)
@@ -74,10 +74,10 @@ class Count(int):
         return self.moved(int(self).__floordiv__(other), lambda n: n * other)
 
 
-def _noting(name: str) -> Callable[[Count, Any], Any]:
+def _noting(name: str) -> Callable[[WatchedCount, Any], Any]:
     plain = getattr(int, name)
 
-    def method(self: Count, other: Any) -> Any:
+    def method(self: WatchedCount, other: Any) -> Any:
         self.note(other)
         return plain(self, other)
 
@@ -85,4 +85,4 @@ def _noting(name: str) -> Callable[[Count, Any], Any]:
 
 
 for _name in ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__", "__mod__", "__truediv__", "__divmod__"):
-    setattr(Count, _name, _noting(_name))
+    setattr(WatchedCount, _name, _noting(_name))

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_compress.trainer.unwritten import unwritten
+from lightning_compress.trainer.suppressed_writes import suppressing_writes
 
 
 def test_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nor added to what is there, by whatever way; reading goes on."""
     notes, weights = tmp_path / "notes.txt", tmp_path / "weights.pt"
     notes.write_text("before")
-    with unwritten():
+    with suppressing_writes():
         notes.write_text("after")
         with open(notes, "a") as file:
             file.write("more")
@@ -38,7 +38,7 @@ def test_nothing_is_moved_deleted_or_logged(tmp_path: Path, caplog: pytest.LogCa
     kept.write_text("kept")
     folder.mkdir()
     before = sorted(tmp_path.iterdir())
-    with unwritten():
+    with suppressing_writes():
         kept.unlink()
         os.remove(kept)
         shutil.rmtree(folder)
@@ -58,7 +58,7 @@ def test_nothing_is_moved_deleted_or_logged(tmp_path: Path, caplog: pytest.LogCa
 def test_other_threads_write(tmp_path: Path) -> None:
     """A logger's, say; and all is as it was behind it."""
     before = builtins.open, io.open, torch.save
-    with unwritten():
+    with suppressing_writes():
         thread = threading.Thread(target=lambda: (tmp_path / "log").write_text("line"))
         thread.start()
         thread.join()

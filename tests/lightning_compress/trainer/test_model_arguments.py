@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 
 from lightning_compress import ChannelPruning, Compensation, MaskConflictRepair, ModelCompaction
 from lightning_compress.trainer import target
+from lightning_compress.trainer.model_arguments import model_arguments
 from lightning_compress.trainer.packages import MisconfigurationException
-from lightning_compress.trainer.passed import passed
 from tests.lightning_compress.models import Root, Wrapped, data, fit, seeded
 
 
@@ -71,7 +71,7 @@ def test_no_example_is_needed(kind: type[Any], tmp_path: Path) -> None:
 
 def test_without_the_step_there_is_no_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The keys of the batch say nothing."""
-    monkeypatch.setattr(target, "first_passed", lambda *arguments: [])
+    monkeypatch.setattr(target, "first_model_arguments", lambda *arguments: [])
     with pytest.raises(MisconfigurationException, match="rejects the example input from the first training batch"):
         fit(seeded(Keys), tmp_path, ChannelPruning(amount=0.5), ModelCompaction())
 
@@ -88,8 +88,8 @@ def test_a_look_leaves_no_trace(tmp_path: Path) -> None:
     fit(module, tmp_path)
     batch = next(iter(_mappings()))
     steps, state, modes = module.steps, torch.get_rng_state(), [m.training for m in module.modules()]
-    arguments = passed(module, module.net, (batch, 0))
+    arguments = model_arguments(module, module.net, (batch, 0))
     assert torch.equal(arguments, batch["picture"] / 255) and not arguments.requires_grad
     assert module.steps == steps and torch.equal(torch.get_rng_state(), state)
     assert [m.training for m in module.modules()] == modes and not module.net._forward_pre_hooks
-    assert passed(module, nn.Linear(1, 1), (batch, 0)) is None
+    assert model_arguments(module, nn.Linear(1, 1), (batch, 0)) is None

@@ -23,7 +23,7 @@ from lightning_compress.trainer.steps import TRAINING, Step, step_entries
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
 
-__all__ = ["first_passed", "passed"]
+__all__ = ["first_model_arguments", "model_arguments"]
 
 
 class _Seen(BaseException):
@@ -34,7 +34,7 @@ class _Seen(BaseException):
         self.arguments = args, dict(kwargs)
 
 
-def first_passed(trainer: Trainer, pl_module: LightningModule, model: nn.Module) -> list[Any]:
+def first_model_arguments(trainer: Trainer, pl_module: LightningModule, model: nn.Module) -> list[Any]:
     """Return the arguments with which the training step calls the model on the first batch, for `engine.trace`.
 
     Args:
@@ -46,11 +46,11 @@ def first_passed(trainer: Trainer, pl_module: LightningModule, model: nn.Module)
         One example, or none if the step does not call the model.
     """
     entries = step_entries(trainer, pl_module, (TRAINING,)).values()
-    examples = (passed(pl_module, model, entry.args) for entry in entries)
+    examples = (model_arguments(pl_module, model, entry.args) for entry in entries)
     return [example for example in examples if example is not None]
 
 
-def passed(pl_module: LightningModule, model: nn.Module, arguments: Sequence[Any]) -> Any:
+def model_arguments(pl_module: LightningModule, model: nn.Module, arguments: Sequence[Any]) -> Any:
     """Return the arguments with which the training step calls the model; None if it does not call it.
 
     Args:

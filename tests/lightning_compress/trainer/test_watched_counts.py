@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_compress.trainer.counts import Count
+from lightning_compress.trainer.watched_counts import WatchedCount
 
 WAYS: dict[str, tuple[Callable[[Any], Any], set[int]]] = {
     "compared": (lambda n: n < 5, {5}),
@@ -31,11 +31,11 @@ def test_what_is_noted(way: str) -> None:
     """What code makes of it is what it makes of the number."""
     code, expected = WAYS[way]
     noted: set[int] = set()
-    assert code(Count(0, noted)) == code(0) and noted == expected
+    assert code(WatchedCount(0, noted)) == code(0) and noted == expected
 
 
 def test_it_is_a_number() -> None:
     """To torch, to containers, and once it is copied."""
-    count = Count(3, set())
+    count = WatchedCount(3, set())
     assert (torch.ones(2) * count).tolist() == [3, 3] and torch.zeros(5)[count] == 0 and {3: 1}[count] == 1
     assert type(copy.deepcopy(count)) is int and len(range(count)) == 3

@@ -8,7 +8,7 @@ import pytest
 from pytorch_lightning import Callback, LightningModule
 from torch import Tensor, nn
 
-from lightning_compress.trainer.named import codes_of, named_tensors
+from lightning_compress.trainer.named_tensors import codes_of, named_tensors
 
 
 class _Module(LightningModule):
