@@ -26,7 +26,7 @@ from engine.source.covering import covering_slices
 from engine.source.inlining import inlined
 from engine.source.literals import reassigned_numbers, unfixed_numbers
 from engine.source.reassigned import Reassigned
-from engine.source.replaced_functions import check_followed, replaced_functions
+from engine.source.replaced_functions import PASSED_THROUGH, check_followed, replaced_functions
 from engine.source.sites import ENGINE, Site, is_handler, user_site
 from engine.source.sizes import (
     LOOKUPS,
@@ -90,7 +90,7 @@ _WRAPPERS = tuple(
         *(("_ops.py",), ("__init__.py",)),
     )
 )
-_BETWEEN = frozenset((*_WRAPPERS, __file__))
+_BETWEEN = frozenset((*_WRAPPERS, __file__, PASSED_THROUGH))
 _LAYERS = os.path.join(os.path.dirname(torch.__file__), "nn", "modules") + os.sep
 _NUMBERS = (bool, int, float, list, np.ndarray)
 _PLAIN_ARGUMENTS = (
