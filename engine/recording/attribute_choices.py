@@ -7,7 +7,7 @@ everything that is computed by functions that choose by it is kept.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import CodeType
 from typing import Any
 
@@ -19,9 +19,9 @@ from engine.source.function_text import syntax_of
 from engine.source.names_used import names_in
 from engine.source.syntax import nodes_of, parents_of
 
-__all__ = ["is_choice", "is_list_of_numbers", "other_lists", "use_values_chosen_by_lists"]
+__all__ = ["further_numbers", "is_choice", "is_list_of_numbers", "other_lists", "use_values_chosen_by_lists"]
 
-_MOST_ITEMS = 8
+_MOST_ITEMS, _MOST_STEPS = 8, 16
 _MOST_CHOICES, _MOST_LEVELS = 64, 3
 _COLLECTIONS = (list, tuple, set, frozenset, dict)
 _PASSED = (ast.Subscript, ast.Starred, ast.keyword)
@@ -37,6 +37,19 @@ def is_list_of_numbers(value: Any) -> bool:
     """
     numbers = type(value) in (list, tuple) and 0 < len(value) <= _MOST_ITEMS
     return numbers and all(type(item) in (bool, int, float) for item in value)
+
+
+def further_numbers(setting: Sequence[tuple[Any, Any]]) -> list[list[tuple[Any, Any]]]:
+    """Return the settings that go on where one changes whole numbers by one step, without negative ones.
+
+    Args:
+        setting: attributes, each with another value.
+    """
+    steps = {value - a.value if type(a.value) is type(value) is int else 0 for a, value in setting}
+    if steps not in ({1}, {-1}):
+        return []
+    ways = [[(a, a.value + count * (value - a.value)) for a, value in setting] for count in range(2, _MOST_STEPS + 1)]
+    return [way for way in ways if all(value >= 0 for _, value in way)]
 
 
 def is_choice(value: Any) -> bool:

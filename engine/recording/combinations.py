@@ -225,7 +225,7 @@ class Combinations:
             return self._try(replace(situation, setting=(*situation.setting, *setting)), start)
 
         # what the model rejects here, it may take elsewhere: the code behind it then is code that did not run
-        self._settings.named(start.names).record(start.guards, accepts)
+        self._settings.named(start.names).record(start.guards, accepts, lambda: recorder.others.took_new_steps)
         self._outer.record(accepts, start.outer)
 
     def _try(self, situation: Situation, start: _Start) -> bool:

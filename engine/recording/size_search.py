@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from engine.program.expressions import AttributeOf, Expr, Guard, ShapeOf, evaluate, leaves
+from engine.program.expressions import Apply, AttributeOf, Expr, Guard, ShapeOf, evaluate, leaves
 from engine.program.graph import Value
 from engine.recording.axes import Axis
 
-__all__ = ["LARGEST", "MOST_ENTRIES", "changes", "sizes_beyond", "sizes_of"]
+__all__ = ["LARGEST", "MOST_ENTRIES", "changes", "sizes_beyond", "sizes_further", "sizes_of"]
 
 LARGEST = 8192
 """Largest size that is tried because of a number in the code."""
@@ -19,6 +19,9 @@ MOST_ENTRIES = 2**24
 
 _FURTHEST, _MOST_CHANGES = 32, 2
 """Maximum distance from the present size that is searched, and maximum number of sizes that are tried."""
+
+_MOST_TIMES = 16
+"""Maximum ratio of a size that gives another number of rounds to the present one."""
 
 
 def sizes_of(guard: Guard) -> Iterator[ShapeOf]:
@@ -79,3 +82,51 @@ def changes(guard: Guard, leaf: ShapeOf, seen: Collection[int | float]) -> Itera
             others += change not in near
             if others == _MOST_CHANGES:
                 return
+
+
+def sizes_further(
+    guard: Guard,
+    numbers: Collection[int | float],
+    seen: Collection[tuple[int, ...]],
+    attributes: Mapping[tuple[str, str], int],
+    at: Mapping[Axis, int],
+    axes: Sequence[Axis],
+) -> Iterator[dict[Axis, int]]:
+    """Yield the next larger size and the next smaller one at which a decision has a number that it had in no run.
+
+    The number is that of a loop's rounds or of an item, or how many of several numbers a size exceeds.
+
+    Args:
+        guard: the decision.
+        numbers: those with which its sizes were compared, at all sizes.
+        seen: sizes in earlier runs, in the order of `sizes_of`.
+        attributes: numbers in attributes, by module and name.
+        at, axes: as above.
+    """
+    leaves_of_size, expr = list(sizes_of(guard)), guard.expr
+    is_count = not guard.decides or expr.symbol == "==" and guard.outcome
+
+    def number(sizes: Sequence[int]) -> Any:
+        table = {(leaf.value.index, leaf.dim): size for leaf, size in zip(leaves_of_size, sizes, strict=True)}
+
+        def shape(value: Value) -> tuple[int, ...]:
+            return tuple(table.get((value.index, dim), size) for dim, size in enumerate(value.shape))
+
+        def result(expr: Expr) -> Any:
+            return evaluate(expr, shape, lambda leaf: attributes[leaf.module, leaf.name])
+
+        left = result(expr.left)
+        return left if is_count else [result(Apply(expr.symbol, left, n)) for n in sorted(numbers)]
+
+    present = [leaf.value.shape[leaf.dim] for leaf in leaves_of_size]
+    had = [number(sizes) for sizes in (*seen, present)]
+    for place, leaf in enumerate(leaves_of_size):
+        size = present[place]
+        axis = next((axis for axis in axes if any(dim == leaf.dim for _, dim in axis.places)), None)
+        if axis is None or size == 0:
+            continue
+        for sizes in (range(size + 1, min(_MOST_TIMES * size, LARGEST) + 1), range(size - 1, 0, -1)):
+            others = (n for n in sizes if number([*present[:place], n, *present[place + 1 :]]) not in had)
+            other = next(others, None)
+            if other is not None:
+                yield {**at, axis: round(other * at.get(axis, axis.size) / size)}

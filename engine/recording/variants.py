@@ -27,6 +27,7 @@ from engine.recording.inputs import NEEDS_DATA
 from engine.recording.mutable_state import MutableState
 from engine.recording.outer_modules import outer_modules
 from engine.recording.outer_values import OuterValue, OuterValues
+from engine.recording.steps import layers_behind
 from engine.source.attribute_writes import assigned_attributes
 
 __all__ = [
@@ -159,7 +160,7 @@ def record_settings(
         changing: is told which attributes could not be recorded.
     """
     accepts = functools.partial(way.at, recorder)
-    missing = settings.record(way.guards, accepts)
+    missing = settings.record(way.guards, accepts, lambda: recorder.others.took_new_steps)
     changing.unrecorded = settings.missing
     if missing:
         recorder.notes.append(
@@ -275,12 +276,15 @@ def record_data_decisions(
 
 
 def _links(nodes: Sequence[Node]) -> set[tuple[Any, ...]]:
-    """Return, for each call, the calls whose results it reads, and the weights that it reads."""
+    """Return, for each call, the calls whose results it reads, with the layers behind them, and its weights."""
     calls = {n.index: (n.module, n.op, switches_of(n), None if n.site is None else n.site.spot) for n in nodes}
+    behind = layers_behind(nodes)
     links: set[tuple[Any, ...]] = set()
     for node in nodes:
         for position, value in enumerate(node.inputs):
-            source = value.name if value.producer is None else calls.get(value.producer, "")
+            source: Any = value.name
+            if value.producer is not None:
+                source = calls.get(value.producer, ""), behind.get(value.index)
             links.add((calls[node.index], position, source))
     return links
 
