@@ -160,14 +160,18 @@ def record_settings(
         changing: is told which attributes could not be recorded.
     """
     accepts = functools.partial(way.at, recorder)
-    missing = settings.record(way.guards, accepts, lambda: recorder.others.took_new_steps)
+
+    def leads_on() -> bool:
+        return recorder.others.took_new_steps
+
+    missing = settings.record(way.guards, accepts, leads_on)
     changing.unrecorded = settings.missing
     if missing:
         recorder.notes.append(
             f"Code sets {', '.join(missing)} later, but only the present value was recorded. If it does not change, "
             "name it in `constants`; otherwise compact after the last change."
         )
-    if outside := outer.record(accepts, values):
+    if outside := outer.record(accepts, values, leads_on):
         recorder.notes.append(f"Code reads {', '.join(outside)}, but only the present value was recorded.")
 
 

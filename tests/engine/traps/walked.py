@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.recording import arguments, attributes, forward_arguments, picked_items, steps, variants
+from engine.recording import arguments, attributes, forward_arguments, outer_values, picked_items, steps, variants
 from engine.recording.other_sizes import OtherSizes
 from engine.source import provenance
 from engine.source.replaced_functions import PASSED_THROUGH
@@ -111,6 +111,24 @@ class _Set(_Levels):
         while left > 0:
             y = levels.pop()
             left -= 1
+        return self.head(y)
+
+
+LAST = 1
+"""The number of the last level."""
+
+
+def end_at(last: int) -> None:
+    """Set it."""
+    global LAST
+    LAST = last
+
+
+class _Global(_Levels):
+    def forward(self, x: Tensor) -> Any:
+        levels = self.levels(x)
+        for _ in range(LAST):
+            y = levels.pop()
         return self.head(y)
 
 
@@ -213,6 +231,14 @@ def _trap(name: str, source: str, make: Callable[[], nn.Module], uses: Sequence[
     return Trap(name, source, make, lambda model: noise(2), [called(noise(3)), *uses])
 
 
+def _ended_globally(model: nn.Module) -> Any:
+    results = []
+    for last in (2, 3, 4, 1):
+        end_at(last)
+        results.append(called(noise(3))(model))
+    return results
+
+
 _STEPS = [called(noise(3), steps=steps) for steps in (1, 2, 3, 4)]
 _NAMES = [called(noise(3), level=name) for name in ("low", "high", "top")]
 _KEYS = [called(noise(3), level=name) for name in ("p0", "p2", "p3")]
@@ -230,6 +256,7 @@ TRAPS = [
     _trap("an item with a default", "features.setdefault(level, features[0])", _Defaults, _STEPS),
     _trap("items up to a number that a method sets", "while left: h = features.pop()", _Set,
           [_ended(*ns) for ns in itertools.pairwise((1, 4, 7, 8))]),
+    _trap("items up to a number of the file", "def set_depth(n): global DEPTH", _Global, [_ended_globally]),
     Trap("the last of some items, by a size", "for _ in range(n // stride): h = next(levels)", _Sized,
          lambda model: noise(4), _ROWS, refused="does not run where the masked one does"),
     _trap("an item by thresholds of a size", "while n > 3 * k: h = features[k]", _Exceeded, _ROWS),
@@ -263,6 +290,9 @@ ABLATIONS = [
     Ablation("numbers that lead to something new go on",
              lambda patch: patch.setattr(attributes, "further_numbers", lambda setting: []),
              "items up to a number that a method sets"),
+    Ablation("numbers outside that lead to something new go on",
+             lambda patch: patch.setattr(outer_values, "further_numbers", lambda setting: []),
+             "items up to a number of the file"),
     Ablation("sizes that lead to something new go on",
              lambda patch: patch.setattr(OtherSizes, "_try_further", lambda self, axes, accepts: None),
              "the last of some items, by a size"),
