@@ -25,6 +25,7 @@ __all__ = [
     "MOST_HELD_OBJECTS",
     "MOST_HELD_TENSORS",
     "MOST_LIST_ITEMS",
+    "MOST_NUMBERS_FURTHER",
     "MOST_OBJECTS",
     "MOST_OUTER_RUNS",
     "MOST_OUTER_VALUES",
@@ -36,6 +37,7 @@ __all__ = [
     "MOST_STEPS_TO_INDEX",
     "MOST_TABLE_ITEMS",
     "MOST_TABLE_KEYS",
+    "MOST_TIMES_FURTHER",
     "MOST_TIMES_LARGER",
     "MOST_VALUES",
     "MOST_WORDS",
@@ -120,6 +122,9 @@ MOST_WORDS = 6
 MOST_LIST_ITEMS = 8
 """Numbers in a list whose items are varied one by one."""
 
+MOST_NUMBERS_FURTHER = 16
+"""Steps from a number on that are tried one by one as long as each leads to something new."""
+
 MOST_CHOICES = 64
 """Items of a collection by which code may choose (``return_layers``); larger ones are data."""
 
@@ -148,6 +153,9 @@ FURTHEST_SIZE = 32
 
 MOST_CHANGES = 2
 """Sizes that are tried of those that the search discovers away from the numbers in the code."""
+
+MOST_TIMES_FURTHER = 16
+"""Size at which a loop has another number of rounds, as a multiple of the present one."""
 
 MOST_TIMES_LARGER = 8
 """Size of inputs that run on data, as a multiple of that of the example."""

@@ -27,6 +27,7 @@ from engine.flow.dynamic_calls import module_globals
 from engine.limits import DEEPEST_INPUT, MOST_CALLS, NEIGHBOURS
 from engine.program.graph import Node, Value
 from engine.program.trees import tensors_in
+from engine.source.callees import own_calls
 from engine.source.decorated import signature_of
 from engine.source.function_text import syntax_of
 from engine.source.model_code import code_of, methods_of, words_in
@@ -58,7 +59,7 @@ class Arguments:
         model: the model.
         args, kwargs: of the example.
         declared: returns whether the user declares that an argument keeps its value.
-        call: the called function; forward by default.
+        call: the called function; forward by default, and a ``__call__`` of the model's own class.
 
     Example:
         >>> class Net(nn.Module):
@@ -77,6 +78,8 @@ class Arguments:
         call: Callable[..., Any] | None = None,
     ) -> None:
         self._declared = declared
+        further = [] if call is not None else own_calls(model)
+        self._further = [Arguments(model, args, kwargs, declared, own) for own in further]
         self._model, self._signature, self._passed = model, *_bound(call or model.forward, args, kwargs)
         own = self._signature.parameters
         self._values = {name: self._passed.get(name, own[name].default) for name in own}
@@ -84,7 +87,8 @@ class Arguments:
     @property
     def names(self) -> frozenset[str]:
         """Names of the arguments that hold a number, a flag or a string, and are not declared to keep it."""
-        return frozenset(n for n, value in self._values.items() if not self._declared(n) and any(_leaves((n,), value)))
+        own = (n for n, value in self._values.items() if not self._declared(n) and any(_leaves((n,), value)))
+        return frozenset[str]().union(own, *(arguments.names for arguments in self._further))
 
     def alternatives(self) -> Iterator[tuple[str, Iterator[Call]]]:
         """Yield names of arguments, each with calls in which it has another value."""
@@ -92,6 +96,8 @@ class Arguments:
             for leaf in () if self._declared(name) else _leaves((name,), value):
                 yield from ((name, map(self._call(leaf), calls)) for calls in self._other_values(name, leaf.value))
         yield from self._with_all_flags()
+        for arguments in self._further:
+            yield from arguments.alternatives()
 
     def lengths(self) -> Iterator[Iterator[Call]]:
         """Yield calls in which a container of tensors has more or fewer items, or all lists have more."""
@@ -113,6 +119,8 @@ class Arguments:
         if len(lists) > 1:
             ways = zip(*map(longer, lists.values()), strict=True)
             yield (self._bound({**self._passed, **dict(zip(lists, way, strict=True))}) for way in ways)
+        for arguments in self._further:
+            yield from arguments.lengths()
 
     def _with_all_flags(self) -> Iterator[tuple[str, Iterator[Call]]]:
         """Yield a call with all flags on and one with all flags off, if that changes more than one flag."""

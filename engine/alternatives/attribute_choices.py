@@ -7,12 +7,12 @@ everything that is computed by functions that choose by it is kept.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import CodeType
 from typing import Any
 
 from engine.flow.names_used import names_in
-from engine.limits import DEEPEST_CHOICE, MOST_CHOICES, MOST_LIST_ITEMS
+from engine.limits import DEEPEST_CHOICE, MOST_CHOICES, MOST_LIST_ITEMS, MOST_NUMBERS_FURTHER
 from engine.observations.assumptions import Assumptions
 from engine.observations.dataflow import Dataflow
 from engine.observations.recorded_runs import RecordedRuns
@@ -20,7 +20,7 @@ from engine.observations.surroundings import use_values_around_code
 from engine.source.function_text import syntax_of
 from engine.source.syntax import nodes_of, parents_of
 
-__all__ = ["is_choice", "is_list_of_numbers", "other_lists", "use_values_chosen_by_lists"]
+__all__ = ["further_numbers", "is_choice", "is_list_of_numbers", "other_lists", "use_values_chosen_by_lists"]
 
 _COLLECTIONS = (list, tuple, set, frozenset, dict)
 _PASSED = (ast.Subscript, ast.Starred, ast.keyword)
@@ -36,6 +36,22 @@ def is_list_of_numbers(value: Any) -> bool:
     """
     numbers = type(value) in (list, tuple) and 0 < len(value) <= MOST_LIST_ITEMS
     return numbers and all(type(item) in (bool, int, float) for item in value)
+
+
+def further_numbers(setting: Sequence[tuple[Any, Any]]) -> list[list[tuple[Any, Any]]]:
+    """Return the settings that go on where one changes whole numbers by one step, without negative ones.
+
+    Args:
+        setting: attributes, each with another value.
+    """
+    steps = {value - a.value if type(a.value) is type(value) is int else 0 for a, value in setting}
+    if steps not in ({1}, {-1}):
+        return []
+    ways = [
+        [(a, a.value + count * (value - a.value)) for a, value in setting]
+        for count in range(2, MOST_NUMBERS_FURTHER + 1)
+    ]
+    return [way for way in ways if all(value >= 0 for _, value in way)]
 
 
 def is_choice(value: Any) -> bool:

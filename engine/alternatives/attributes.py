@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from engine.alternatives.attribute_choices import is_list_of_numbers, other_lists
+from engine.alternatives.attribute_choices import further_numbers, is_list_of_numbers, other_lists
 from engine.limits import MOST_ATTRIBUTE_CHOICES, MOST_SETTINGS, MOST_WORDS
 from engine.numbers.integers import integers
 from engine.numbers.sizes import booleans_in
@@ -208,20 +208,29 @@ class Settings:
                 groups.setdefault((type(attribute.module), attribute.name), []).append(attribute)
         return list(groups.values())
 
-    def record(self, guards: Iterable[Guard], accepts: Callable[[Setting], bool]) -> list[str]:
+    def record(
+        self,
+        guards: Iterable[Guard],
+        accepts: Callable[[Setting], bool],
+        leads_on: Callable[[], bool] = lambda: False,
+    ) -> list[str]:
         """Record the other settings; return the attributes that could not be recorded, as ``Class.name``.
 
-        If a setting of several attributes fails, they are recorded one by one.
+        If a setting of several attributes fails, they are recorded one by one. Whole numbers go on step by step.
 
         Args:
             guards: of the run on the example.
             accepts: records a run with a setting, and returns whether it succeeded.
+            leads_on: returns whether the run that was recorded last took a step that none before it took.
         """
         settings, missing = self.others(guards), self.fixed()
         for setting in settings[:MOST_SETTINGS]:
-            if not accepts(setting) and not any(is_list_of_numbers(value) for _, value in setting):
+            accepted, further = accepts(setting), further_numbers(setting)
+            if not accepted and not any(is_list_of_numbers(value) for _, value in setting):
                 several = len({a.name for a, _ in setting}) > 1 and len(setting) <= MOST_SETTINGS
                 missing += [a for a, value in setting if not (several and accepts([(a, value)]))]
+            while accepted and leads_on() and further:
+                accepted = accepts(further.pop(0))
         missing += [a for setting in settings[MOST_SETTINGS:] for a, _ in setting]
         kinds = {type(a.module) for a in self._read if type(a.value) is bool}
         flags = [a for a in self._attributes if type(a.value) is bool and a.name[0] != "_" and type(a.module) in kinds]

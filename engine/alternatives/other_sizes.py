@@ -14,11 +14,9 @@ from typing import Any
 
 from engine.alternatives.axes import Axis, larger, odd, smaller
 from engine.alternatives.rejections import Rejections
-from engine.alternatives.size_search import changes, sizes_beyond, sizes_of
-from engine.alternatives.steps import Rounds, calls_by_place, steps_of
+from engine.alternatives.size_search import changes, sizes_beyond, sizes_further, sizes_of
+from engine.alternatives.steps import Rounds, calls_by_place, constants_that_differ, numbers_that_differ, steps_of
 from engine.limits import LARGEST_SIZE, MOST_ENTRIES
-from engine.numbers.sizes import numbers_in
-from engine.program.arrays import same_entries
 from engine.program.expressions import Guard, describe
 from engine.program.graph import Node, Value
 
@@ -29,8 +27,8 @@ Key = tuple[str, str, str]
 
 _NUMBERS = 4
 
-# How many sizes are tried because a number in the code asks for them: of all axes together, and of one after another.
-_ACROSS, _ONE_BY_ONE = 6, 24
+# How many sizes are tried because numbers in the code ask for them: of all axes together, one by one, step by step.
+_ACROSS, _ONE_BY_ONE, _FURTHER = 6, 24, 12
 
 _MODULES = re.compile(r"[\w.]+\.(?=\w)")
 Accepts = Callable[[Mapping[Axis, int]], bool]
@@ -54,6 +52,7 @@ class OtherSizes:
         resized: indices of captured constants that differed.
         rejections: decisions by which the model rejects inputs.
         with_new_code: sizes at which new code ran.
+        took_new_steps: whether the run that was added last did what no run before it did.
 
     Args:
         numbers: returns the integer attributes of modules, by module and name.
@@ -65,7 +64,7 @@ class OtherSizes:
         numbers: Callable[[], Mapping[tuple[str, str], int]] = dict,
         reached_new_code: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._leads_further = reached_new_code
+        self._leads_further, self._numbers = reached_new_code, numbers
         self.rejections = Rejections(numbers)
         self._inputs: list[tuple[int, ...]] = []
         self.varying: set[tuple[int, tuple[str, int]]] = set()
@@ -84,6 +83,7 @@ class OtherSizes:
         self._reached: dict[Key, set[frozenset[Axis | None]]] = {}  # the same by decision
         self._new = False  # whether the latest run was kept
         self.with_new_code: list[Mapping[Axis, int]] = []
+        self.took_new_steps, self._leading, self._spots = False, set[Key](), set[str]()
         self._closed: frozenset[Key] = frozenset()  # decisions that another way of running has explored
         self._derived, self._dims = True, set[tuple[int, int]]()
         self._example: dict[Key, frozenset[tuple[int, ...]]] = {}
@@ -96,6 +96,7 @@ class OtherSizes:
             inputs: values of the input tensors in order; sizes of all others count as computed.
         """
         self._calls, self._steps = calls_by_place(nodes), steps_of(nodes)
+        self._spots = {node.site.spot for node in nodes if node.site is not None}
         self._rounds.start(nodes)
         self._inputs = [value.shape for value in inputs]
         self.rejections.start(self._inputs)
@@ -227,6 +228,7 @@ class OtherSizes:
             self._try([{batch: odd(batch.size)}, {batch: larger(batch.size)}], [batch], tried)
             self._try_across([batch], tried)
         self._try_one_by_one([axis for group in taken for axis in group], tried)
+        self._try_further([axis for group in taken for axis in group], tried)
 
     def _try(self, tries: Iterable[Mapping[Axis, int]], axes: Sequence[Axis], accepts: Accepts) -> None:
         """Run the model at other sizes, as long as there are decisions that these axes may affect."""
@@ -285,6 +287,22 @@ class OtherSizes:
                     runs += 1
                     accepts(sizes)
 
+    def _try_further(self, axes: Sequence[Axis], accepts: Accepts) -> None:
+        """Run the model at sizes that give other numbers of rounds, or items, as long as each leads to new steps."""
+        numbers, runs = self._numbers(), 0
+        for key, guard in list(self._guards.items()):
+            several = guard.decides and guard.expr.symbol != "==" and len({n for n, _ in self._outcomes[key]}) > 1
+            if key in self._closed or len(self._sizes[key]) < 2 or not (several or key in self._leading):
+                continue
+            tried, leads_on = list[Mapping[Axis, int]](), True
+            while leads_on:
+                leads_on, compared = False, {number for number, _ in self._outcomes[key]}
+                for sizes in sizes_further(guard, compared, self._sizes[key], numbers, self._at[key], axes):
+                    if sizes not in tried and runs < _FURTHER:
+                        tried.append(sizes)
+                        runs += 1
+                        leads_on |= accepts(sizes) and self.took_new_steps
+
     def _shapes(self, sizes: Mapping[Axis, int]) -> list[tuple[int, ...]]:
         """Return the shapes of the inputs at other sizes."""
         others = {place: size for axis, size in sizes.items() for place in axis.places}
@@ -322,6 +340,7 @@ class OtherSizes:
             one: the run on the example.
             other: the run that is not kept.
         """
+        self.took_new_steps = False
         for pair in zip(one, other, strict=True):
             self._compare(*pair, both=False)
 
@@ -336,7 +355,12 @@ class OtherSizes:
         self._accepted.add(self._changed)
         self._rounds.compare(nodes)
         steps = steps_of(nodes)
-        new = kept or bool(steps - self._steps) or self._leads_further()
+        self.took_new_steps = not steps <= self._steps
+        spots = {node.site.spot for node in nodes if node.site is not None}
+        if self.took_new_steps and spots <= self._spots:  # the same lines, on what other layers compute
+            self._leading.update(map(_key, guards))
+        self._spots |= spots
+        new = kept or self.took_new_steps or self._leads_further()
         for call, node in calls_by_place(nodes).items():
             earlier_node = self._calls.get(call)
             if earlier_node is not None:
@@ -371,20 +395,7 @@ class OtherSizes:
             other: one from the same place.
             both: whether the other is part of it as well.
         """
-        for name, value in one.args.items():
-            theirs = other.args.get(name)
-            if isinstance(value, Value) or isinstance(theirs, Value) or "dim" in name:
-                continue
-            numbers = numbers_in(value), numbers_in(theirs)
-            for position, pair in enumerate(zip(*numbers, strict=False)):
-                if pair[0] != pair[1]:
-                    self.varying |= {(node.index, (name, position)) for node in ((one, other) if both else (one,))}
-        for mine, same in zip(one.inputs, other.inputs, strict=False):
-            if mine.data is not None and not _same_data(mine, same):
-                self.resized |= {mine.index, same.index} if both else {mine.index}
-
-
-def _same_data(one: Value, other: Value) -> bool:
-    if one.data is None or other.data is None or one.shape != other.shape:
-        return False
-    return one.data is other.data or one.data.is_meta or same_entries(one.data, other.data)
+        for number in numbers_that_differ(one, other):
+            self.varying |= {(node.index, number) for node in ((one, other) if both else (one,))}
+        for mine, same in constants_that_differ(one, other):
+            self.resized |= {mine.index, same.index} if both else {mine.index}

@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import nn
 
+from engine.alternatives.attribute_choices import further_numbers
 from engine.alternatives.attributes import other_choices, other_reals
 from engine.flow.coverage import CoverageTracer
 from engine.limits import MOST_OUTER_RUNS, MOST_OUTER_VALUES
@@ -121,18 +122,29 @@ class OuterValues:
             self._written_beside[kind] = written_anywhere(self._model, *([] if kind is None else [kind]))
         return self._written_beside[kind]
 
-    def record(self, accepts: Callable[[OuterSetting], bool], values: Sequence[OuterValue]) -> list[str]:
+    def record(
+        self,
+        accepts: Callable[[OuterSetting], bool],
+        values: Sequence[OuterValue],
+        leads_on: Callable[[], bool] = lambda: False,
+    ) -> list[str]:
         """Record the model with other values, one at a time, and with all flags on, and off.
 
         Args:
             accepts: records a run with a setting, and returns whether it succeeded.
             values: the values that were read.
+            leads_on: returns whether the run that was recorded last took a step that none before it took.
 
         Returns:
             The values for which no other value could be recorded.
         """
         settings = [[(outer, value)] for outer in values for value in _other_values(outer)]
-        recorded = {id(setting[0][0]) for setting in settings[:MOST_OUTER_RUNS] if accepts(setting)}
+        recorded = set[int]()
+        for setting in settings[:MOST_OUTER_RUNS]:
+            accepted, further = accepts(setting), further_numbers(setting)
+            recorded |= {id(setting[0][0])} if accepted else set()
+            while accepted and leads_on() and further:
+                accepted = accepts(further.pop(0))
         flags = [outer for outer in values if isinstance(outer.value, bool)]
         for value in (True, False):
             others = [(flag, value) for flag in flags if flag.value is not value]
@@ -153,7 +165,7 @@ def _other_values(outer: OuterValue) -> list[Any]:
     elif isinstance(value, float):
         others = other_reals(value)
     elif isinstance(value, int):
-        others = (value + 1, *(n + step for n in _whole_numbers(outer.code) for step in (0, 1, -1)))
+        others = (value + 1, max(value - 1, 0), *(n + step for n in _whole_numbers(outer.code) for step in (0, 1, -1)))
     else:
         others = other_choices(value, outer.owner, [outer.code])
     return [other for other in dict.fromkeys(others) if other != value][:MOST_OUTER_VALUES]

@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from engine.alternatives.axes import Axis
-from engine.limits import FURTHEST_SIZE, LARGEST_SIZE, MOST_CHANGES
-from engine.program.expressions import AttributeOf, Expr, Guard, ShapeOf, evaluate, leaves
+from engine.limits import FURTHEST_SIZE, LARGEST_SIZE, MOST_CHANGES, MOST_TIMES_FURTHER
+from engine.program.expressions import Apply, AttributeOf, Expr, Guard, ShapeOf, evaluate, leaves
 from engine.program.graph import Value
 
-__all__ = ["changes", "sizes_beyond", "sizes_of"]
+__all__ = ["changes", "sizes_beyond", "sizes_further", "sizes_of"]
 
 
 def sizes_of(guard: Guard) -> Iterator[ShapeOf]:
@@ -71,3 +71,51 @@ def changes(guard: Guard, leaf: ShapeOf, seen: Collection[int | float]) -> Itera
             others += change not in near
             if others == MOST_CHANGES:
                 return
+
+
+def sizes_further(
+    guard: Guard,
+    numbers: Collection[int | float],
+    seen: Collection[tuple[int, ...]],
+    attributes: Mapping[tuple[str, str], int],
+    at: Mapping[Axis, int],
+    axes: Sequence[Axis],
+) -> Iterator[dict[Axis, int]]:
+    """Yield the next larger size and the next smaller one at which a decision has a number that it had in no run.
+
+    The number is that of a loop's rounds or of an item, or how many of several numbers a size exceeds.
+
+    Args:
+        guard: the decision.
+        numbers: those with which its sizes were compared, at all sizes.
+        seen: sizes in earlier runs, in the order of `sizes_of`.
+        attributes: numbers in attributes, by module and name.
+        at, axes: as above.
+    """
+    leaves_of_size, expr = list(sizes_of(guard)), guard.expr
+    is_count = not guard.decides or expr.symbol == "==" and guard.outcome
+
+    def number(sizes: Sequence[int]) -> Any:
+        table = {(leaf.value.index, leaf.dim): size for leaf, size in zip(leaves_of_size, sizes, strict=True)}
+
+        def shape(value: Value) -> tuple[int, ...]:
+            return tuple(table.get((value.index, dim), size) for dim, size in enumerate(value.shape))
+
+        def result(expr: Expr) -> Any:
+            return evaluate(expr, shape, lambda leaf: attributes[leaf.module, leaf.name])
+
+        left = result(expr.left)
+        return left if is_count else [result(Apply(expr.symbol, left, n)) for n in sorted(numbers)]
+
+    present = [leaf.value.shape[leaf.dim] for leaf in leaves_of_size]
+    had = [number(sizes) for sizes in (*seen, present)]
+    for place, leaf in enumerate(leaves_of_size):
+        size = present[place]
+        axis = next((axis for axis in axes if any(dim == leaf.dim for _, dim in axis.places)), None)
+        if axis is None or size == 0:
+            continue
+        for sizes in (range(size + 1, min(MOST_TIMES_FURTHER * size, LARGEST_SIZE) + 1), range(size - 1, 0, -1)):
+            others = (n for n in sizes if number([*present[:place], n, *present[place + 1 :]]) not in had)
+            other = next(others, None)
+            if other is not None:
+                yield {**at, axis: round(other * at.get(axis, axis.size) / size)}

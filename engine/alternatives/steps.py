@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from engine.program.graph import Node
+from engine.numbers.sizes import numbers_in
+from engine.program.arrays import same_entries
+from engine.program.graph import Node, Value
 
-__all__ = ["Rounds", "calls_by_place", "steps_of"]
+__all__ = [
+    "Rounds",
+    "calls_by_place",
+    "constants_that_differ",
+    "layers_behind",
+    "numbers_that_differ",
+    "steps_of",
+]
 
 
 def calls_by_place(nodes: Sequence[Node]) -> dict[tuple[Any, ...], Node]:
@@ -24,12 +33,31 @@ def calls_by_place(nodes: Sequence[Node]) -> dict[tuple[Any, ...], Node]:
     return table
 
 
+def layers_behind(nodes: Sequence[Node]) -> dict[int, frozenset[str]]:
+    """Return, for each value by its index, the parameters of the layers that compute it: the last ones on each path.
+
+    Values of one line in a loop over layers are told by them, those of a loop that repeats one layer are not.
+
+    Args:
+        nodes: of a run.
+    """
+    behind: dict[int, frozenset[str]] = {}
+    for node in nodes:
+        names = frozenset(value.name for value in node.inputs if value.name is not None)
+        if not names:
+            before = dict.fromkeys(behind.get(value.index, names) for value in node.inputs)
+            names = next(iter(before)) if len(before) == 1 else names.union(*before)
+        behind.update((value.index, names) for value in node.outputs)
+    return behind
+
+
 def steps_of(nodes: Sequence[Node]) -> set[tuple[Any, ...]]:
     """Return the pairs of successive calls in each module, and of calls that compute and read a value.
 
     A loop that runs longer adds no steps. A run that skips a call does, because it reads an earlier value, and so does
-    a run that passes another dimension, flag or string at the same place.
+    a run that passes another dimension, flag or string at the same place, or what another layer has computed.
     """
+    behind = layers_behind(nodes)
     last: dict[str, tuple[Any, ...]] = {}
     makers: dict[int, tuple[Any, ...]] = {}
     steps: set[tuple[Any, ...]] = set()
@@ -38,7 +66,7 @@ def steps_of(nodes: Sequence[Node]) -> set[tuple[Any, ...]]:
         steps.add((node.module, last.get(node.module), step))
         steps.add((node.module, frozenset(makers.get(v.index) for v in node.inputs if not v.stored), step))
         last[node.module] = step
-        makers.update((v.index, (node.module, *step)) for v in node.outputs)
+        makers.update((v.index, (node.module, *step, behind[v.index])) for v in node.outputs)
     return steps
 
 
@@ -49,6 +77,35 @@ def _manner(node: Node) -> tuple[Any, ...]:
         for name, value in node.args.items()
         if "dim" in name or isinstance(value, (bool, str, torch.dtype))
     )
+
+
+def numbers_that_differ(one: Node, other: Node) -> Iterator[tuple[str, int]]:
+    """Yield the numbers among the arguments of two calls that differ, by argument and position; no dimensions.
+
+    Args:
+        one, other: calls from one place.
+    """
+    for name, value in one.args.items():
+        theirs = other.args.get(name)
+        if not (isinstance(value, Value) or isinstance(theirs, Value) or "dim" in name):
+            pairs = zip(numbers_in(value), numbers_in(theirs), strict=False)
+            yield from ((name, position) for position, (number, its) in enumerate(pairs) if number != its)
+
+
+def constants_that_differ(one: Node, other: Node) -> Iterator[tuple[Value, Value]]:
+    """Yield the captured constants of a call that differ from another one's, each with the other.
+
+    Args:
+        one, other: calls from one place.
+    """
+    pairs = zip(one.inputs, other.inputs, strict=False)
+    return ((mine, theirs) for mine, theirs in pairs if mine.data is not None and not _same_data(mine, theirs))
+
+
+def _same_data(one: Value, other: Value) -> bool:
+    if one.data is None or other.data is None or one.shape != other.shape:
+        return False
+    return one.data is other.data or one.data.is_meta or same_entries(one.data, other.data)
 
 
 class Rounds:

@@ -12,6 +12,7 @@ from torch import nn
 from engine.flow.argument_flow import Choices, PassedArguments, passed_arguments
 from engine.numbers.sized_places import has_place
 from engine.program.trees import tensors_in
+from engine.source.callees import own_calls
 from engine.source.decorated import signature_of
 from engine.source.model_code import code_of, functions_of, module_namespaces
 
@@ -28,7 +29,7 @@ class ForwardArguments:
         sized: places at which sizes decide that differ between inputs; what they choose is an option, too.
 
     Attributes:
-        code: of forward.
+        codes: of forward, and of the class's own ``__call__``.
 
     Example:
         >>> class Net(nn.Module):
@@ -47,16 +48,18 @@ class ForwardArguments:
         declared: Callable[[str], bool] = lambda name: False,
         sized: Collection[str] = (),
     ) -> None:
-        bound = _bound(model, args, kwargs)
-        self._names, options = _names_and_options(bound)
+        calls = own_calls(model)
+        bound = [_bound(function, args, kwargs) for function in (*calls, model.forward)]
+        bound += [_bound(model.forward, (), {})] if calls and bound[-1] is None else []  # it gets other arguments
+        self._names, options = map(set[str]().union, *map(_names_and_options, bound))
         self._options = {name for name in options if not declared(name)}
         self._passed = passed_arguments(
             model,
             self._options,
             Choices(functions_that_choose(model, lambda code: has_place(code, sized)), sized) if sized else None,
         )
-        self.code = code_of(type(model).forward)
-        self._omitted = {name for name in _omitted(bound) if not declared(name)}
+        self.codes = {code_of(type(model).forward), *(call.__code__ for call in calls)}
+        self._omitted = {name for one in bound for name in _omitted(one) if not declared(name)}
         self._omitted_elsewhere = passed_arguments(model, self._omitted) if self._omitted else PassedArguments()
 
     def options_of(self, code: CodeType) -> Collection[str]:
@@ -65,7 +68,7 @@ class ForwardArguments:
         Args:
             code: of the function.
         """
-        return self._options if code is self.code else self._passed.by_code.get(code, frozenset())
+        return self._options if code in self.codes else self._passed.by_code.get(code, frozenset())
 
     def omitted_in(self, code: CodeType) -> Collection[str]:
         """Return the arguments of a function that are None or empty in the example, but may not be in other calls.
@@ -73,7 +76,7 @@ class ForwardArguments:
         Args:
             code: of the function.
         """
-        return self._omitted if code is self.code else self._omitted_elsewhere.by_code.get(code, frozenset())
+        return self._omitted if code in self.codes else self._omitted_elsewhere.by_code.get(code, frozenset())
 
     def that_vary_in(self, code: CodeType, module: nn.Module | None = None) -> set[str]:
         """Return the names of forward's arguments, and those under which a function receives some of them.
@@ -88,10 +91,10 @@ class ForwardArguments:
         )
 
 
-def _bound(model: nn.Module, args: Any, kwargs: Any) -> inspect.BoundArguments | None:
+def _bound(function: Callable[..., Any], args: Any, kwargs: Any) -> inspect.BoundArguments | None:
     """Return the arguments of an example by name; None if forward has no signature, or rejects them."""
     try:
-        return signature_of(model.forward).bind_partial(*args, **kwargs)
+        return signature_of(function).bind_partial(*args, **kwargs)
     except (TypeError, ValueError):
         return None
 

@@ -23,7 +23,7 @@ from engine.numbers.sizes import Scalar, expression, is_tagged, note_exact_value
 from engine.program.expressions import Apply
 from engine.source.sites import user_site
 
-__all__ = ["check_followed", "replaced_functions"]
+__all__ = ["PASSED_THROUGH", "check_followed", "replaced_functions"]
 
 _PER_NUMBER = frozenset({"apply_", "map_", "map2_"})
 """Methods that call a Python function for each number in a tensor, and change the tensor without an op."""
@@ -63,6 +63,9 @@ def _checked_from_dlpack(capsule: Any, *others: Any) -> Tensor:
         )
     return _from_dlpack(capsule, *others)
 
+
+PASSED_THROUGH = __file__
+"""The file of functions that ask tensors for numbers on behalf of the code that calls them."""
 
 _MATH = {function.__name__: function for function in (math.exp, math.log, math.log10, math.log2, math.sqrt)}
 _range = range

@@ -217,9 +217,12 @@ class Combinations:
         def accepts(setting: Sequence[tuple[Any, Any]]) -> bool:
             return self._try(replace(situation, setting=(*situation.setting, *setting)), start)
 
+        def leads_on() -> bool:
+            return recorder.others.took_new_steps
+
         # what the model rejects here, it may take elsewhere: the code behind it then is code that did not run
-        self._settings.named(start.names).record(start.ran.guards, accepts)
-        self._outer.record(accepts, start.outer)
+        self._settings.named(start.names).record(start.ran.guards, accepts, leads_on)
+        self._outer.record(accepts, start.outer, leads_on)
 
     def _try(self, situation: Situation, start: _Start) -> bool:
         """Record a run, and keep it if it differs from its start; return whether the model ran."""

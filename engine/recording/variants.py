@@ -19,6 +19,7 @@ from engine.alternatives.attributes import Attribute, Settings, run_signature, s
 from engine.alternatives.data_decisions import Answers, DataDecision, further_answers, turns
 from engine.alternatives.mutable_state import MutableState
 from engine.alternatives.outer_values import OuterValue, OuterValues
+from engine.alternatives.steps import layers_behind
 from engine.errors import TraceError
 from engine.limits import FRUITLESS_ATTEMPTS, LEAST_RUNS, MOST_FURTHER_OPS
 from engine.program.entries import Entry
@@ -151,14 +152,18 @@ def record_settings(
         changing: is told which attributes could not be recorded.
     """
     accepts = functools.partial(way.at, recorder)
-    missing = settings.record(way.ran.guards, accepts)
+
+    def leads_on() -> bool:
+        return recorder.others.took_new_steps
+
+    missing = settings.record(way.ran.guards, accepts, leads_on)
     changing.unrecorded = settings.missing
     if missing:
         recorder.notes.append(
             f"Code sets {', '.join(missing)} later, but only the present value was recorded. If it does not change, "
             "name it in `constants`; otherwise compact after the last change."
         )
-    if outside := outer.record(accepts, values):
+    if outside := outer.record(accepts, values, leads_on):
         recorder.notes.append(f"Code reads {', '.join(outside)}, but only the present value was recorded.")
 
 
@@ -266,12 +271,15 @@ def record_data_decisions(
 
 
 def _links(nodes: Sequence[Node]) -> set[tuple[Any, ...]]:
-    """Return, for each call, the calls whose results it reads, and the weights that it reads."""
+    """Return, for each call, the calls whose results it reads, with the layers behind them, and its weights."""
     calls = {n.index: (n.module, n.op, switches_of(n), None if n.site is None else n.site.spot) for n in nodes}
+    behind = layers_behind(nodes)
     links: set[tuple[Any, ...]] = set()
     for node in nodes:
         for position, value in enumerate(node.inputs):
-            source = value.name if value.producer is None else calls.get(value.producer, "")
+            source: Any = value.name
+            if value.producer is not None:
+                source = calls.get(value.producer, ""), behind.get(value.index)
             links.add((calls[node.index], position, source))
     return links
 

@@ -22,7 +22,7 @@ from engine.numbers.coefficients import settable_values
 from engine.numbers.covering import covering_slices
 from engine.numbers.inlining import inlined
 from engine.numbers.literals import reassigned_numbers, unfixed_numbers
-from engine.numbers.replaced_functions import check_followed, replaced_functions
+from engine.numbers.replaced_functions import PASSED_THROUGH, check_followed, replaced_functions
 from engine.numbers.sizes import (
     LOOKUPS,
     RECORDINGS,
@@ -90,7 +90,7 @@ _WRAPPERS = tuple(
         *(("_ops.py",), ("__init__.py",)),
     )
 )
-_BETWEEN = frozenset((*_WRAPPERS, __file__))
+_BETWEEN = frozenset((*_WRAPPERS, __file__, PASSED_THROUGH))
 _LAYERS = os.path.join(os.path.dirname(torch.__file__), "nn", "modules") + os.sep
 _NUMBERS = (bool, int, float, list, np.ndarray)
 _PLAIN_ARGUMENTS = (

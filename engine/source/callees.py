@@ -13,7 +13,7 @@ from torch import nn
 from engine.source.decorated import unwrapped
 from engine.source.static_attributes import attribute_of_a_part, static_attribute
 
-__all__ = ["attribute_of", "functions_run_by", "inherited", "items", "parts"]
+__all__ = ["attribute_of", "functions_run_by", "inherited", "items", "own_calls", "parts"]
 
 
 def inherited(owner: nn.Module, code: CodeType, name: str) -> Iterator[MethodType]:
@@ -65,14 +65,30 @@ def items(candidate: Any) -> Iterator[Any]:
         yield from (item for item in held if isinstance(item, (nn.Module, FunctionType, MethodType)))
 
 
+def own_calls(module: nn.Module) -> list[FunctionType | MethodType]:
+    """Return the method ``__call__`` of a module whose class defines one in the place of torch's.
+
+    Args:
+        module: the module.
+    """
+    return [function for function in functions_run_by(module) if function.__name__ == "__call__"]
+
+
 def functions_run_by(candidate: Any) -> Iterator[FunctionType | MethodType]:
-    """Yield the function or bound method that a call of an object runs, behind its decorators."""
-    if isinstance(candidate, nn.Module):
-        candidate = attribute_of(candidate, "forward")
-    function = (
-        unwrapped(candidate.__func__ if isinstance(candidate, MethodType) else candidate)
-        if callable(candidate)
-        else None
-    )
-    if isinstance(function, FunctionType) and not str(function.__module__).startswith("torch."):
-        yield MethodType(function, candidate.__self__) if isinstance(candidate, MethodType) else function
+    """Yield the functions or bound methods that a call of an object runs, behind their decorators.
+
+    Example:
+        >>> class Net(nn.Module):
+        ...     def __call__(self, x, flip=False):
+        ...         return super().__call__(x.flip(0) if flip else x)
+        ...     def forward(self, x):
+        ...         return x
+        >>> [method.__name__ for method in functions_run_by(Net())]
+        ['__call__', 'forward']
+    """
+    is_module = isinstance(candidate, nn.Module)
+    for called in (attribute_of(candidate, name) for name in ("__call__", "forward")) if is_module else (candidate,):
+        if callable(called):
+            function = unwrapped(called.__func__ if isinstance(called, MethodType) else called)
+            if isinstance(function, FunctionType) and not str(function.__module__).startswith("torch."):
+                yield MethodType(function, called.__self__) if isinstance(called, MethodType) else function

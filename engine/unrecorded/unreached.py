@@ -354,7 +354,7 @@ class _UntakenBranches:
         module, names = self._runs.modules[branch.owner], set[str]() if elsewhere else branch.arguments()
         if branch.code in self._runs.of_entries:
             names = branch.arguments()
-        elif branch.owner != "" or branch.code is not self._arguments.code:
+        elif branch.owner != "" or branch.code not in self._arguments.codes:
             names &= self._arguments.that_vary_in(branch.code, module)
         names |= branch.enclosing_variables()
         never_changed = functools.partial(self._mutability.never_changed, module)
@@ -388,7 +388,7 @@ class _UntakenBranches:
         others -= set(self._arguments.options_of(branch.code))
         if branch.code.co_filename not in self._files or others & branch.types.checked():
             return bool(others)
-        if branch.owner != "" or branch.code is not self._arguments.code:
+        if branch.owner != "" or branch.code not in self._arguments.codes:
             others &= self._arguments.that_vary_in(branch.code, self._runs.modules[branch.owner])
         return bool(others) and not self._is_fixed_by_code(branch, types_agree=True)
 

@@ -132,3 +132,24 @@ def test_options_are_no_further_tensors() -> None:
     """A tensor in the place of a flag would turn it on, and run what no call runs."""
     assert not list(Arguments(Passing(), (torch.zeros(1),), {}).lengths())
     assert list(Arguments(Fusing(), (torch.zeros(1),), {}).lengths())
+
+
+class Called(nn.Module):
+    """Has an argument of its own call alone."""
+
+    def __call__(self, x: Tensor, flip: bool = False) -> Tensor:
+        """Return the input."""
+        return super().__call__(x.flip(0) if flip else x)  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the input."""
+        return x
+
+
+def test_arguments_of_the_modules_own_call() -> None:
+    """They are other ones in other calls, like those of forward."""
+    arguments = Arguments(Called(), (torch.zeros(1),), {})
+    assert arguments.names == {"flip"}
+    [(name, calls)] = arguments.alternatives()
+    assert name == "flip"
+    assert [args[1:] for args, _ in calls] == [(True,)]

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import engine
+from engine.alternatives.attribute_choices import further_numbers
+from engine.alternatives.attributes import Attribute
 
 
 class Fused(nn.Module):
@@ -46,3 +48,12 @@ def test_what_reads_a_list_is_kept_if_it_chooses_by_it(make: type[Fused], whole:
     hidden = next(group for group in groups if "enter.weight" in {member.parameter for member in group.members})
     assert (hidden.reason is not None) is whole
     assert not whole or "numbers or texts that code sets later" in str(hidden.reason)
+
+
+@pytest.mark.parametrize(("other", "further"), [(4, [5, 6, 7]), (2, [1, 0]), (7, []), (3.0, [])])
+def test_numbers_that_go_on(other: float, further: list[int]) -> None:
+    """One step leads to the next, in its direction, and to no negative number."""
+    net = nn.Module()
+    net.depth = 3  # type: ignore[assignment]
+    settings = further_numbers([(Attribute("", net, "depth"), other)])
+    assert [value for [(_, value)] in settings][:3] == further

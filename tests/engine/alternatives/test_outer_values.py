@@ -129,3 +129,34 @@ def test_an_entry_is_recorded_at_other_values() -> None:
 
     graph = engine.trace(model, torch.zeros(2, 4), entries={"step": (step, (torch.zeros(2, 4),), {})})
     assert any(node.op == "relu" for node in graph.nodes)
+
+
+DEPTH = 1
+
+
+def leave_out(depth: int) -> None:
+    """Set how many layers are left out at the end."""
+    global DEPTH
+    DEPTH = depth
+
+
+class Shallower(nn.Module):
+    """Leaves layers out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.head = nn.ModuleList(nn.Linear(4, 4) for _ in range(5)), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        levels = [x := layer(x).relu() for layer in self.layers]
+        for _ in range(DEPTH):
+            levels.pop()
+        return self.head(levels[-1])  # type: ignore[no-any-return]
+
+
+def test_whole_numbers_go_on_as_long_as_they_lead_to_something_new() -> None:
+    """The head reads the level of each number."""
+    graph = engine.trace(Shallower(), torch.zeros(2, 4))
+    assert len({node.inputs[0].index for node in graph.nodes if node.module == "head"}) == 5
+    assert DEPTH == 1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 import engine
 from engine.alternatives.axes import Axis, axes_of
-from engine.alternatives.size_search import changes, sizes_beyond, sizes_of
+from engine.alternatives.size_search import changes, sizes_beyond, sizes_further, sizes_of
 from engine.limits import LARGEST_SIZE
 from engine.program.expressions import Apply, Guard, ShapeOf
 
@@ -81,3 +82,23 @@ def test_one_decision_leads_to_the_next(decides: Callable[[Tensor], bool]) -> No
     graph = engine.trace(Net(), torch.zeros(2, 3, 8, 8))
     assert {"sigmoid", "tanh"} <= {node.op.rpartition(".")[2] for node in graph.nodes}
     assert not graph.notes
+
+
+def _further(guard: Guard, axes: list[Axis], *seen: int, numbers: Collection[int] = ()) -> list[dict[int, int]]:
+    sizes = [(size,) for size in seen]
+    return list(map(_named, sizes_further(guard, numbers or {int(guard.expr.right)}, sizes, {}, {}, axes)))  # type: ignore[arg-type]
+
+
+def test_the_next_numbers_of_rounds() -> None:
+    """They are the nearest ones in both directions that no run had."""
+    guard, axes = _guard("==", 2, True)
+    rounds = replace(guard, expr=Apply("==", Apply("//", guard.expr.left, 3), 2))
+    assert _further(rounds, axes) == [{2: 9}, {2: 5}]
+    assert _further(rounds, axes, 9, 12, 5) == [{2: 15}, {2: 2}]
+
+
+def test_the_next_number_of_thresholds() -> None:
+    """A size that exceeds one number more, or one less, is another one."""
+    guard, axes = _guard(">", 3, True)
+    assert _further(guard, axes, numbers={3, 6, 20}) == [{2: 21}, {2: 6}]
+    assert _further(guard, axes, 24, 5, numbers={3, 6, 20}) == [{2: 3}]

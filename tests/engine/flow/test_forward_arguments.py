@@ -39,3 +39,20 @@ def test_names_and_options() -> None:
     assert arguments.that_vary_in(Part.forward.__code__) == {"x", "flag", "mask", "shuffle"}
     declared = ForwardArguments(model, (torch.zeros(1),), {}, lambda name: name == "flag")
     assert declared.options_of(Net.forward.__code__) == {"mask"}
+
+
+class Called(Net):
+    """Has an argument of its own call alone."""
+
+    def __call__(self, x: Any, extra: Any = None) -> Any:
+        """Return the input."""
+        return super().__call__(x) if extra is None else x
+
+
+def test_arguments_of_the_modules_own_call() -> None:
+    """They count, and so do those of forward, to which it may pass any."""
+    arguments = ForwardArguments(Called(), (torch.zeros(1),), {})
+    assert {"extra", "mask"} <= set(arguments.omitted_in(Called.__call__.__code__))
+    assert "flag" in arguments.options_of(Net.forward.__code__)
+    shuffled = ForwardArguments(Called(), (torch.zeros(1),), {"extra": 1})
+    assert "flag" in shuffled.options_of(Net.forward.__code__)

@@ -65,3 +65,20 @@ def test_functions_are_put_back() -> None:
         assert range is not before[0] and math.sqrt(4.0) == 2.0
         raise ZeroDivisionError
     assert (range, math.sqrt, torch._C._from_dlpack) == before
+
+
+class Counted(Net):
+    """Repeats a layer as often as a tensor says, and scales by its root."""
+
+    def forward(self, x: Tensor, rounds: Tensor) -> Tensor:
+        """Return scores."""
+        h = self.enter(x)
+        for _ in range(rounds):  # type: ignore[call-overload]
+            h = torch.relu(h)
+        return self.leave(h * math.sqrt(rounds))  # type: ignore[no-any-return]
+
+
+def test_a_tensor_in_the_place_of_a_number_is_read() -> None:
+    """It is so for ``range`` and functions of `math`, too: the tensor is an output of the program."""
+    graph = engine.trace(Counted(), (torch.zeros(2, 4), torch.tensor(2)))
+    assert graph.inputs[1] in graph.outputs

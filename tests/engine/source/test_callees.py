@@ -7,7 +7,7 @@ import ast
 import torch
 from torch import Tensor, nn
 
-from engine.source.callees import attribute_of, functions_run_by, inherited, items, parts
+from engine.source.callees import attribute_of, functions_run_by, inherited, items, own_calls, parts
 
 
 class Base(nn.Module):
@@ -57,3 +57,18 @@ def test_parts_of_a_call() -> None:
     """What is iterated over may be any of its arguments."""
     call = ast.parse("zip(a, enumerate(b))", mode="eval").body
     assert [n.id for n in parts(call) if isinstance(n, ast.Name)] == ["a", "b"]
+
+
+class Called(Base):
+    """Has a call of its own."""
+
+    def __call__(self, x: Tensor, flip: bool = False) -> Tensor:
+        """Return the input."""
+        return super().__call__(x.flip(0) if flip else x)  # type: ignore[no-any-return]
+
+
+def test_a_call_of_the_modules_own() -> None:
+    """It runs before forward; that of torch does not count."""
+    assert [function.__name__ for function in functions_run_by(Called())] == ["__call__", "forward"]
+    assert [call.__func__ for call in own_calls(Called())] == [Called.__call__]  # type: ignore[union-attr]
+    assert not own_calls(Base())

@@ -352,7 +352,7 @@ TRAPS = [
 
 
 def _as_they_are(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Settings, "record", lambda self, guards, accepts: [])
+    patch.setattr(Settings, "record", lambda self, guards, *further: [])
 
 
 ABLATIONS = [

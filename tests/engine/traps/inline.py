@@ -156,10 +156,10 @@ class _Logarithm(Levels):
 
 class _Root(Levels):
     def forward(self, x: Tensor) -> Any:
-        x = self.layers[0](x)
-        for k in range(round(x.shape[0] ** 0.5)):
-            x = self.layers[1 + k % 3](x)
-        return self.head(x)
+        levels = [x := layer(x) for layer in self.layers]
+        for _, selected in zip(range(1 + math.isqrt(x.shape[0]) // 3), levels, strict=False):
+            x = selected
+        return self.head(levels[-1]), x.square().mean(1)
 
 
 def _with_gradients(model: nn.Module) -> Any:
@@ -240,7 +240,7 @@ TRAPS = [
     _trap("a level in settings that a method updates", "vars(self.cfg).update(tap=k)", _Updated, marked),
     Trap("rounds by a logarithm", "StyleGAN: range(int(math.log2(size)))", _Logarithm,
          lambda model: noise(18).unflatten(0, (2, 9)), [called(noise(n)[None]) for n in (1, 2, 17, 40)]),
-    _trap("rounds by a root", "range(round(n ** 0.5))", _Root, *LARGER),
+    _trap("rounds by a root", "range(math.isqrt(n))", _Root, *LARGER, called(noise(100))),
 ]  # fmt: skip
 
 
@@ -269,7 +269,7 @@ ABLATIONS = [
     Ablation(
         "rounds of other steps than the sizes are not followed",
         lambda patch: patch.setattr(picked_items, "_rounds", lambda tree: iter(())),
-        "rounds by a logarithm",
+        "rounds by a root",
     ),
     Ablation(
         "a run that reads other results does not repeat the first",

@@ -444,6 +444,15 @@ class _Nearest(Levels):
         return self.outputs(y, levels[min(range(4), key=lambda i: abs(self.sizes[i] - count))])
 
 
+class _ByScale(Levels):
+    def forward(self, x: Tensor) -> Any:
+        levels, y = [], x
+        for layer in self.layers:
+            y = layer(y)
+            levels.append(y)
+        return self.outputs(y, levels[min(int(x.shape[0] / 8.5), 3)])
+
+
 def marked(model: nn.Module) -> list[Any]:
     """Call a network with each of its layers marked."""
     results = []
@@ -503,6 +512,7 @@ TRAPS = [
     _setting("rounds by gates that are parameters", "differentiable search", _Gates),
     Trap("rounds up to a size", "if size >= start", _Sizes, lambda model: noise(2), LARGER),
     Trap("the level whose size is nearest", "min(levels, key=…)", _Nearest, lambda model: noise(2), LARGER),
+    Trap("the level by the scale of a size", "levels[int(size / 224)]", _ByScale, lambda model: noise(2), LARGER),
 ]  # fmt: skip
 
 
@@ -535,7 +545,7 @@ ABLATIONS = [
     Ablation(
         "a size may pick an item",
         lambda patch: patch.setattr(picked_items, "_is_size", lambda expr: False),
-        "the level whose size is nearest",
+        "the level by the scale of a size",
     ),
     Ablation(
         "collections in collections choose, too",

@@ -276,7 +276,7 @@ TRAPS = [
 
 
 def _at_present(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OuterValues, "record", lambda self, accepts, values: [])
+    monkeypatch.setattr(OuterValues, "record", lambda self, *arguments: [])
 
 
 ABLATIONS = [

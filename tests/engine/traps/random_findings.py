@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from engine.alternatives import attributes, other_sizes
 from engine.removal import keep
 from engine.verification import training
-from tests.engine.exactness import Masks
+from tests.engine.exactness import Masks, layers
 from tests.engine.nets import dead
 from tests.engine.traps.modes import body_masks, image
 from tests.engine.traps.trap import Ablation, Trap, Use, once
@@ -87,7 +87,7 @@ class _Sigma(nn.Module):
 class _Growing(nn.Module):
     """Stages that a schedule switches on one after the other, or of which it picks one."""
 
-    def __init__(self, picks: bool) -> None:
+    def __init__(self, picks: bool = False) -> None:
         super().__init__()
         self.stem, self.head = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1)
         self.stages = nn.ModuleList(nn.Conv2d(8, 8, 1) for _ in range(4))
@@ -104,6 +104,23 @@ class _Growing(nn.Module):
     def grow(self, depth: int) -> None:
         """Let other stages run."""
         self.depth = depth
+
+
+class _InPairs(_Growing):
+    """Stages in pairs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.stem(x).relu()
+        for k in range(0, self.depth, 2):
+            y = self.stages[k + 1](self.stages[k](y).relu()).relu()
+        return self.head(y)
+
+
+def _the_same_channels(model: nn.Module, seed: int) -> Masks:
+    kept = (torch.arange(8) % 2 == seed).double()
+    weight = kept[:, None, None, None]
+    wide = [(name, layer) for name, layer in layers(model) if len(layer.weight) == 8]
+    return {name: {"weight": weight.expand_as(layer.weight), "bias": kept} for name, layer in wide}
 
 
 def _grown(depth: int) -> Use:
@@ -198,14 +215,19 @@ TRAPS = [
     ),
     *(
         Trap(
-            name=f"stages of which a schedule {'picks one' if picks else 'runs more and more'}",
+            name=f"stages of which a schedule {way}",
             source="progressive growing (arXiv 1710.10196), elastic depth of once-for-all networks (arXiv 1908.09791)",
-            make=lambda picks=picks: _Growing(picks),
+            make=make,
             example=image,
             uses=[_grown(3), _grown(2), _grown(0)],
             shrinks="repaired",
+            masks=_the_same_channels,
         )
-        for picks in (False, True)
+        for way, make in (
+            ("picks one", lambda: _Growing(picks=True)),
+            ("runs more and more", _Growing),
+            ("runs in pairs", _InPairs),
+        )
     ),
     Trap(
         name="large batches take another layer",
@@ -255,6 +277,6 @@ ABLATIONS = [
         _only_containers,
         "a distribution whose gradient counts channels",
     ),
-    Ablation("numbers of stages are recorded", _no_stages, "stages of which a schedule runs more and more", True),
+    Ablation("numbers of stages are recorded", _no_stages, "stages of which a schedule runs in pairs", True),
     Ablation("decisions by the batch size are seen at four", _batch_of_one, "large batches take another layer", True),
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -73,3 +75,23 @@ def test_what_is_picked_the_same_in_each_call_goes() -> None:
     """No code sets the number."""
     reasons = {g.name: g.reason for g in engine.dependency_groups(ByConstructor(), torch.rand(2, 3))}
     assert reasons["enter"] is None
+
+
+class ByName(Picking):
+    """By the name of a field, which is an argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other, self.last = nn.Linear(3, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor, field: str = "p0") -> tuple[Tensor, Tensor]:
+        """Return scores of a field, and others."""
+        levels = self.enter(x), self.other(x)
+        fields = SimpleNamespace(**{f"p{k}": level for k, level in enumerate(levels)})
+        return self.leave(getattr(fields, field)), self.last(levels[1])
+
+
+def test_a_field_by_a_name_of_the_callers() -> None:
+    """It may be any field of the object, whose names may stand nowhere else."""
+    reasons = {g.name: g.reason for g in engine.dependency_groups(ByName(), torch.rand(2, 3))}
+    assert "could be picked in forward by field" in str(reasons["other"])
