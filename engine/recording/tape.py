@@ -152,11 +152,16 @@ class Tape:
             written=frozenset(self._written),
             weights=frozenset(self._weights),
             changing=frozenset() if self._changing is None else frozenset(self._changing.names & self._aliases.keys()),
+            maskable=frozenset(filter(self._is_maskable, self._names.values())),
             varying=frozenset(self.others.varying),
             resized=frozenset(self.others.resized),
             unsettled=dict(self._unsettled),
             standing_in=self._standing_in,
         )
+
+    def _is_maskable(self, name: str) -> bool:
+        """Whether masks apply to a buffer as they do to a parameter."""
+        return self._changing is not None and name in self._changing.maskable
 
     def missed(self) -> set[str]:
         """Return the tensors taken for constant that a run wrote to; in the next recording they are not constant."""

@@ -46,8 +46,8 @@ def shrink(trainer: Trainer, pl_module: LightningModule, job: Job, alone: bool) 
     if plan.is_empty:
         return plan, certificate
     _shrink_averages(copies, model, plan)
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    cuts = {parameters[name]: cut for name, cut in plan.slices.items() if name in parameters}
+    stored = stored_tensors(model)
+    cuts = {stored[name]: cut for name, cut in plan.slices.items() if name in stored}
     if job.training:
         for callback in callbacks:
             if isinstance(callback, CompressionCallback):
