@@ -22,12 +22,12 @@ from tests.engine.exactness import Masks, check_exact, masked, randomised, relat
 class PositionalEncoding(nn.Module):
     """Sines and cosines in a buffer, as tutorials write it."""
 
-    def __init__(self, width: int, length: int = 40, batch_first: bool = True, dtype: Any = torch.float64) -> None:
+    def __init__(self, width: int, length: int = 40, batch_first: bool = True) -> None:
         super().__init__()
         self.dropout, self.batch_first = nn.Dropout(0.1), batch_first
         position = torch.arange(length).unsqueeze(1)
         divisor = torch.exp(torch.arange(0, width, 2) * (-math.log(10000.0) / width))
-        table = torch.zeros(length, width, dtype=dtype)
+        table = torch.zeros(length, width)
         table[:, 0::2] = torch.sin(position * divisor)
         table[:, 1::2] = torch.cos(position * divisor)
         self.register_buffer("pe", table.unsqueeze(0 if batch_first else 1))
