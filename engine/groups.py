@@ -26,10 +26,10 @@ class Member:
     """The part of a parameter that belongs to a group.
 
     Attributes:
-        parameter: its full name.
+        parameter: its full name; that of a buffer for a table with several numbers per unit.
         role: ``"out"`` for weight and bias of a layer that produces the units, ``"norm"`` for parameters of a norm,
-            ``"in"`` for the input columns of a consumer, ``"scale"`` for parameters that are combined with the units
-            point by point.
+            ``"in"`` for the input columns of a consumer, ``"scale"`` for parameters and tables that are combined with
+            the units point by point.
         units: int64, broadcastable to the parameter; the unit of each entry, -1 where it does not belong to the group.
         shape: shape of the parameter.
 
@@ -104,7 +104,7 @@ def dependency_groups(
           in    3.weight [2, 4, 1, 1]
     """
     structure = structure_for(model, example_inputs, graph, rules)
-    return groups_of(structure, {name for name, _ in model.named_parameters()})
+    return groups_of(structure, [*(name for name, _ in model.named_parameters()), *structure.masked_tables])
 
 
 def groups_of(structure: Structure, parameters: Iterable[str]) -> list[Group]:
@@ -169,7 +169,8 @@ def _members(structure: Structure, numbered: Tensor, parameters: set[str]) -> di
         unit[slots] = torch.arange(len(slots))
     members: dict[int, list[Member]] = {}
     roles = _roles(structure)
-    for name, value in structure.graph.stored.items():
+    tables = structure.masked_tables
+    for name, value in sorted(structure.graph.stored.items(), key=lambda item: item[0] in tables):
         for layer in structure.of(value) if name in parameters else ():
             of = numbered[layer]
             for number in of[of >= 0].unique().tolist():
@@ -196,6 +197,8 @@ def _roles(structure: Structure) -> Any:
             norms |= {v.index for v in node.inputs if v.stored}
 
     def role(value: Value, layer: Tensor) -> str:
+        if value.name in structure.masked_tables:
+            return "scale"
         if value.index in structure.tables or value.index in biases:  # a table may be tied to the last layer too
             return "out"
         if (value.index, *support(layer)) in structure.unmasked:

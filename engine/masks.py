@@ -12,12 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from engine.errors import MaskError
-from engine.program.stored import modules_of, parameters_of
+from engine.program.stored import modules_of, stored_tensors
 
 __all__ = ["Masks", "ZEROS", "canonical_masks", "load_masks", "narrowed", "parameter_name", "read_masks"]
 
 Masks = Mapping[str, Mapping[str, Tensor]]
-"""Module name -> parameter name -> 0/1 tensor in full parameter shape; ``""`` is the root module."""
+"""Module name -> parameter name -> 0/1 tensor in full parameter shape; ``""`` is the root module.
+
+A buffer with several dimensions, such as a table of positions, may be masked like a parameter.
+"""
 
 ZEROS = "zeros"
 """Value of ``masks`` that stands for "whatever is zero in the weights"."""
@@ -77,16 +80,16 @@ def canonical_masks(masks: Masks, model: nn.Module) -> dict[str, Tensor]:
 
     Args:
         masks: masks by module and parameter name.
-        model: model whose parameters they mask. The names of a tied parameter share the product of their masks.
+        model: model that has what they mask. The names of a tied parameter share the product of their masks.
 
     Raises:
         MaskError: for an unknown module or parameter, a wrong shape, missing data, or entries other than 0 and 1.
     """
     modules = dict(modules_of(model))
-    parameters = parameters_of(model)
+    parameters = _maskable(model)
     first: dict[int, str] = {}
-    for name, parameter in parameters.items():
-        first.setdefault(id(parameter), name)
+    for name, tensor in parameters.items():
+        first.setdefault(id(tensor), name)
     compact_masks: dict[str, Tensor] = {}
     for module, entries in masks.items():
         if not isinstance(module, str):
@@ -102,6 +105,15 @@ def canonical_masks(masks: Masks, model: nn.Module) -> dict[str, Tensor]:
             canonical = first[id(parameters[full])]
             compact_masks[canonical] = clean & compact_masks[canonical] if canonical in compact_masks else clean
     return compact_masks
+
+
+def _maskable(model: nn.Module) -> dict[str, Tensor]:
+    """Return what may be masked, by name: parameters, and tables of floating-point numbers in buffers."""
+    return {
+        name: tensor
+        for name, tensor in stored_tensors(model).items()
+        if isinstance(tensor, nn.Parameter) or (tensor.is_floating_point() and tensor.ndim > 1)
+    }
 
 
 def _like(name: str, modules: Mapping[str, nn.Module]) -> str:

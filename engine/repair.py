@@ -25,6 +25,7 @@ from engine.program.stored import stored_tensors
 from engine.removal.keep import alive, consumers
 from engine.removal.propagate import Structure
 from engine.removal.structure import structure_for
+from engine.removal.tables import masks_of_tables
 from engine.rule import Registry
 
 __all__ = ["RepairReport", "RepairedMasks", "check_policy", "fix_mask_conflict"]
@@ -110,11 +111,8 @@ class _Problem:
         graph, rules = structure.graph, structure.rules
         self.structure = structure
         self.masks = masks
-        self.constants = Constants(
-            graph, rules, canonical_tensors(model, graph), masks, repaired=True, amounts=structure.amounts
-        )
-        use = Use(self.structure, self.constants)
-        self.needed = alive(self.structure, consumers(self.structure, self.constants, use), use)
+        stored, amounts = canonical_tensors(model, graph), structure.amounts
+        self.constants = Constants(graph, rules, stored, masks, repaired=True, amounts=amounts)
         slots = len(self.structure.roots)
         self.voted, self.closed = torch.zeros(slots, dtype=torch.long), torch.zeros(slots, dtype=torch.long)
         seen: set[int] = set()
@@ -133,6 +131,12 @@ class _Problem:
                 self.voted.index_add_(0, output_slots, torch.ones_like(output_slots))
                 self.closed.index_add_(0, output_slots, dead.long())
         self.masked = self.closed > 0
+        silent = masks_of_tables(structure, masks, ~(self.masked & (self.closed == self.voted)))  # they have no vote
+        constants = (
+            self.constants if silent is masks else Constants(graph, rules, stored, silent, True, amounts=amounts)
+        )
+        use = Use(structure, constants)
+        self.needed = alive(structure, consumers(structure, constants, use), use)
 
     def _tables(self) -> Iterator[tuple[Value, int, Tensor, Tensor]]:
         """Yield each table (an embedding), the dimension of its columns, their slots, and which of them are zero."""
@@ -291,7 +295,7 @@ def _extended(problem: _Problem, keep: Tensor) -> dict[str, Tensor]:
     looked = table.look(keep)
     parts, counts = table.parts(looked), table.counts(looked)
     for name, value in stored.items():
-        if not problem.constants.is_parameter(value):
+        if not (problem.constants.is_parameter(value) or name in structure.masked_tables):
             continue
         for layer, (touched, place) in zip(structure.of(value), table.touched(value.index), strict=True):
             if (value.index, *touched) in structure.unmasked or (value.index, tuple(layer.shape)) in inner:

@@ -312,6 +312,8 @@ def _recorded(
     try:
         recorder = _record(model, inputs, opaque, changing, True, dynamic_dims)
     except (*NEEDS_DATA, TraceError):
+        if changing.forgo_tables():  # it may ask for the numbers of a table alone
+            return _recorded(model, inputs, opaque, changing, dynamic_dims, entries)
         with preserving_buffers(model):
             try:
                 return _record(model, inputs, opaque, changing, False, dynamic_dims, entries), True

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import engine
 from engine.compensation import as_arguments
-from engine.program import tensors_in
+from engine.program import stored_tensor, tensors_in
 from lightning_compress.selection import amounts as selection
 from lightning_compress.selection import criteria, scoring, targets
 from lightning_compress.selection.evidence import Evidence, squared_output_changes
@@ -133,7 +133,7 @@ def _enough(data: Iterable[Any], samples: int) -> list[Any]:
 def _zero(model: nn.Module, masks: Mapping[str, Mapping[str, Tensor]]) -> None:
     for module, own in masks.items():
         for name, mask in own.items():
-            model.get_submodule(module).get_parameter(name).masked_fill_(mask == 0, 0)
+            stored_tensor(model.get_submodule(module), name).masked_fill_(mask == 0, 0)
 
 
 def _gathered(

@@ -4,6 +4,8 @@ The numbers in a tensor are constant if no code writes to it, and nothing sugges
 A single number may be a coefficient, a flag or a counter; a uniform tensor may be a placeholder; and zeros and ones may
 be gates. Tables of indices, statistics of batch norms and masks of `torch.nn.utils.prune` are taken for constant, and
 parameters only change by masks and the optimizer.
+
+A table of other numbers, such as one of positions, is treated like a parameter: its ops are recorded, and masks apply.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from engine.alternatives.attributes import Attribute
 from engine.errors import InputError
 from engine.limits import MOST_STATE_OBJECTS
 from engine.numbers.coefficients import coefficients
+from engine.program.arrays import is_finite
 from engine.program.stored import HISTORY, PART, modules_of, parameters_of, stored_tensors
+from engine.running.opaque_modules import storage_of
 from engine.source.attribute_writes import EVERYTHING, written_attributes, written_by_modules
 from engine.source.instructions import arguments_of
 from engine.source.model_code import code_of, codes_of, module_namespaces
@@ -45,6 +49,8 @@ class MutableState:
 
     Attributes:
         names: names of the registered ones, with all their aliases.
+        maskable: names of buffers that masks apply to as they do to parameters, with all their aliases.
+        read_tables: whether an op of a run has read one of these.
         attributes: numbers, flags and strings in attributes that code sets later.
         coefficients: floats of zero or one in attributes that no code sets, by owner and name.
 
@@ -73,6 +79,8 @@ class MutableState:
         self._settled: set[str] = set()
         self._tensors: dict[int, Tensor] = {}
         self.names: set[str] = set()
+        self.maskable: set[str] = set()
+        self.read_tables = False
         self.attributes: list[Attribute] = []
         self._choices: set[tuple[str, str]] = set()
         self.unrecorded: set[tuple[str, str]] = set()
@@ -83,6 +91,7 @@ class MutableState:
             self._look_at_buffers(f"{prefix}." if prefix else "", module)
             self._look_at_attributes(f"{prefix}." if prefix else "", module)
             self._look_at_arguments(f"{prefix}." if prefix else "", module)
+        self.maskable -= _shared(model, self.maskable)
         everywhere = frozenset[str]().union(*self._written.values())
         for space in module_namespaces(model):
             for name, value in list(space.items()):
@@ -94,6 +103,11 @@ class MutableState:
         unknown = [pattern for pattern in self._constants if pattern not in self._matched]
         if unknown:
             raise InputError(f"`constants` names {unknown[0]!r}; the model has no such buffer, attribute or argument.")
+
+    def forgo_tables(self) -> bool:
+        """Take no buffer for a table that masks apply to; return whether one was, and a run has read it."""
+        read, self.maskable, self.read_tables = self.read_tables, set(), False
+        return read
 
     @property
     def set_later(self) -> set[tuple[str, str]]:
@@ -114,11 +128,16 @@ class MutableState:
         self._add(tensors)
 
     def add_written(self, written: Iterable[str], aliases: Mapping[str, str]) -> set[str]:
-        """Return the names taken for constant that a run wrote to; from now on they are not taken for constant."""
+        """Return the names taken for constant that a run wrote to; from now on they are not taken for constant.
+
+        Nor do masks apply to a table from then on.
+        """
         new = {name for name in written if name not in self.names and name not in self._fixed}
         new |= {name for name, canonical in aliases.items() if canonical in new and name not in self._fixed}
         self.names |= new
-        return new
+        over = {name for name in self.maskable if not {name, aliases.get(name)}.isdisjoint(written)}
+        self.maskable -= over
+        return new | over
 
     def _add(self, tensors: Iterable[Tensor]) -> None:
         self._tensors.update((id(t), t) for t in tensors)
@@ -150,8 +169,17 @@ class MutableState:
         for name, buffer in module._buffers.items():
             if buffer is None:
                 continue
-            declared = self.declared(prefix + name) or prefix + name in self._fixed
-            if declared or _is_understood(module, name, self._written[type(module)], self._by_modules):
+            declared = self.declared(prefix + name)
+            if prefix + name in self._fixed:
+                continue
+            if _is_understood(module, name, self._written[type(module)], self._by_modules):
+                self._fixed.add(prefix + name)
+                continue
+            is_saved = name not in module._non_persistent_buffers_set  # or a masked checkpoint would lack the zeros
+            is_data = is_saved and not self._may_change(module, name) and _is_table(buffer)
+            if is_data and (declared or not _is_gate(buffer)):
+                self.maskable.add(prefix + name)
+            if declared:
                 self._fixed.add(prefix + name)
             elif self._may_change(module, name) or _suggests_change(buffer, name in module._non_persistent_buffers_set):
                 self.names.add(prefix + name)
@@ -209,6 +237,36 @@ def _suggests_change(tensor: Tensor, derived: bool) -> bool:
         switches = (tensor == 0) | (tensor == 1)
         uniform = not derived and bool((tensor == tensor.reshape(-1)[0]).all())
         return bool(switches.all()) if index else uniform or bool(switches.any())
+
+
+def _is_table(tensor: Tensor) -> bool:
+    """Whether a tensor holds finite floating-point numbers along several dimensions."""
+    plain = type(tensor) is Tensor and tensor.is_floating_point() and not tensor.is_meta
+    plain = plain and tensor.layout is torch.strided
+    return plain and tensor.numel() > max(tensor.shape, default=1) and is_finite(tensor.detach())
+
+
+def _shared(model: nn.Module, tables: Collection[str]) -> set[str]:
+    """Return the names of tables whose memory another tensor shares that is none."""
+    if not tables:
+        return set()
+    stored = stored_tensors(model)
+    plain = {name: t for name, t in stored.items() if type(t) in (Tensor, nn.Parameter)}
+    others = {storage_of(t) for name, t in plain.items() if name not in tables}
+    whole: dict[int, int] = {}
+    for name in tables:
+        if whole.setdefault(storage_of(stored[name]), id(stored[name])) != id(stored[name]):
+            others.add(storage_of(stored[name]))
+    return {name for name in tables if storage_of(stored[name]) in others}
+
+
+def _is_gate(tensor: Tensor) -> bool:
+    """Whether a tensor holds the same number everywhere, or only zeros and ones."""
+    if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_quantized or not tensor.numel():
+        return True
+    with torch.no_grad():
+        switches = (tensor == 0) | (tensor == 1)
+        return bool(switches.all()) or bool((tensor == tensor.reshape(-1)[0]).all())
 
 
 def _held(values: Any) -> Iterator[Tensor]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from engine.analysis.amounts import Amounts, agreed, none_known, other_amounts
 from engine.analysis.links import Links
 from engine.analysis.uncertain import Rare, agreeing, amounts
-from engine.program.arrays import along, compact, is_finite
+from engine.program.arrays import along, compact, is_finite, support
 from engine.program.contraction import Contraction
 from engine.program.graph import Graph, Node, Value, rule_errors
 
@@ -218,7 +218,11 @@ class Constants:
             return self.plain(value)
         data = self._stored[value.name].detach()
         plain = _is_plain(data) and not data.is_complex()
-        return compact(data.to("cpu", torch.float64)) if plain else self[value]
+        return compact(self._masked(value, data.to("cpu", torch.float64))) if plain else self[value]
+
+    def _masked(self, value: Value, data: Tensor) -> Tensor:
+        mask = None if self._masks is None else self._masks.get(value.name or "")
+        return data if mask is None else data * mask.to("cpu", torch.float64)
 
     def _cleaned(self, array: Tensor, value: Value) -> Tensor:
         """Compact an array once, with NaN in place of infinities; what a rule passes on unchanged is clean already."""
@@ -245,7 +249,10 @@ class Constants:
 
     def _source(self, value: Value) -> Tensor:
         if value.name in self.graph.changing:
-            return _varies(value)
+            if value.name not in self.graph.maskable:
+                return _varies(value)
+            masked = self.zero(value) if self._masks is not None else _zero_lines(self._stored[value.name].detach())
+            return torch.where(masked, 0.0, math.nan).double()
         if value.name is not None:
             data = self._stored[value.name].detach()
             if not _is_plain(data):
@@ -253,8 +260,7 @@ class Constants:
             if data.is_complex():  # only the zeros of complex numbers are tracked
                 data = torch.where(data == 0, 0.0, math.nan)
             data = data.to("cpu", torch.float64)
-            mask = None if self._masks is None else self._masks.get(value.name)
-            return self._settled(data if mask is None else data * mask.to("cpu", torch.float64), value)
+            return self._settled(self._masked(value, data), value)
         held = value.data
         if (
             held is not None
@@ -276,8 +282,9 @@ class Constants:
         data = self._stored[value.name].detach()
         if not self.graph.unsettled.get(value.index, True):  # code that did not run may fill zeros in
             return torch.zeros([1] * value.ndim, dtype=torch.bool)
-        if value.name in self._parameters and self._masks is not None:
-            mask = self._masks.get(value.name)
+        mask = None if self._masks is None else self._masks.get(value.name)
+        is_table = value.name in self.graph.maskable
+        if self._masks is not None and (value.name in self._parameters or is_table and mask is not None):
             return torch.zeros([1] * value.ndim, dtype=torch.bool) if mask is None else (mask == 0).cpu()
         if not _is_plain(data) or value.name in self.graph.changing:
             return torch.zeros([1] * value.ndim, dtype=torch.bool)
@@ -358,6 +365,16 @@ class Constants:
 def _is_plain(tensor: Tensor) -> bool:
     """Whether the entries of a tensor are there, one beside the other."""
     return not tensor.is_meta and tensor.layout is torch.strided
+
+
+def _zero_lines(table: Tensor) -> Tensor:
+    """Return where a table holds nothing but zeros along all other dimensions than one: masks have been applied."""
+    zero = (table == 0).cpu()
+    lines = torch.zeros([1] * table.ndim, dtype=torch.bool)
+    for dim in support(table):
+        others = [d for d in range(table.ndim) if d != dim]
+        lines = lines | zero.all(others, keepdim=True)
+    return lines
 
 
 def _varies(value: Value) -> Tensor:

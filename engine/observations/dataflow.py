@@ -33,11 +33,18 @@ class Dataflow:
     Args:
         nodes, values: of all runs.
         functions: effects of torch's functions on the entries of tensors.
+        parameters: names of parameters; all stored values by default.
     """
 
-    def __init__(self, nodes: Sequence[Node], values: Sequence[Value], functions: Functions) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        values: Sequence[Value],
+        functions: Functions,
+        parameters: Collection[str] | None = None,
+    ) -> None:
         self.nodes, self.functions = nodes, functions
-        self._values = values
+        self._values, self._parameters = values, parameters
         self._channel_dims: dict[int, int | None] = {}
         self._boundaries: dict[str, tuple[list[Value], list[Value]]] = {}
 
@@ -88,8 +95,10 @@ class Dataflow:
 
     def is_constant(self, value: Value) -> bool:
         """Whether the numbers in a value depend on neither inputs nor parameters."""
-        if not self.contains(value) or value.stored:
+        if not self.contains(value):
             return False
+        if value.name is not None:
+            return self._parameters is not None and value.name not in self._parameters
         if value.producer is None:
             return value.data is not None
         node = self.nodes[value.producer]

@@ -14,7 +14,7 @@ from engine.program.dtensors import (
     whole,
 )
 from engine.program.sharded import why_sharded
-from engine.program.stored import distinct_modules, stored_tensors
+from engine.program.stored import distinct_modules, stored_tensor, stored_tensors
 from engine.program.trees import map_tensors, tensors_in
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "precision",
     "resharded",
     "spread",
+    "stored_tensor",
     "stored_tensors",
     "support",
     "tensors_in",

@@ -223,6 +223,7 @@ class Graph:
         weights: module and name of each attribute to which a run assigns a tensor derived from parameters and buffers
             only.
         changing: names of buffers whose contents are only known for the recorded call.
+        maskable: canonical names of buffers that masks apply to as to parameters: tables that no code writes to.
         constants: names that were declared constant.
         varying: (node index, position) of numeric arguments that differed at another size.
         resized: indices of captured constants that differed at another size.
@@ -267,6 +268,7 @@ class Graph:
     weights: frozenset[tuple[str, str]] = frozenset()
     exits: Mapping[int, str] = field(default_factory=dict)
     changing: frozenset[str] = frozenset()
+    maskable: frozenset[str] = frozenset()
     constants: tuple[str, ...] | None = None
     varying: frozenset[tuple[int, tuple[str, int]]] = frozenset()
     resized: frozenset[int] = frozenset()

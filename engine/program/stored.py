@@ -19,6 +19,7 @@ __all__ = [
     "modules_of",
     "parameters_of",
     "settled",
+    "stored_tensor",
     "stored_tensors",
     "unsettled",
 ]
@@ -123,6 +124,18 @@ def _walk(module: nn.Module, prefix: str, named_modules: list[tuple[str, nn.Modu
             named_modules.append((path, child))
             if child._modules:
                 _walk(child, f"{path}.", named_modules)
+
+
+def stored_tensor(model: nn.Module, name: str) -> Tensor:
+    """Return a parameter or buffer by its full name.
+
+    Example:
+        >>> stored_tensor(nn.Sequential(nn.BatchNorm1d(2)), "0.running_mean")
+        tensor([0., 0.])
+    """
+    owner, _, key = name.rpartition(".")
+    tensor: Tensor = getattr(model.get_submodule(owner), key)
+    return tensor
 
 
 def stored_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -315,7 +315,7 @@ class Recorder(Versions, TorchDispatchMode):
         for tensor in tensors:
             if type(tensor) is FakeTensor or id(tensor) in self._current or id(tensor) in self._fakes:
                 return True
-            if isinstance(tensor, (FakeTensor, nn.Parameter)) or (what.writes and id(tensor) in self._names):
+            if isinstance(tensor, FakeTensor) or self._is_weight(tensor) or (what.writes and id(tensor) in self._names):
                 return True
         drawn = torch.Tag.nondeterministic_seeded in func.tags  # and a factory whose size follows a shape: no constants
         return (drawn and not self._in_train_mode) or (not tensors and self._provenance.tagged)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from engine.alternatives.coefficients import Coefficients
 from engine.alternatives.mutable_state import MutableState
 from engine.alternatives.other_sizes import OtherSizes
 from engine.numbers.integers import integers
-from engine.program.expressions import Guard, leaves
+from engine.program.expressions import AttributeOf, Guard, leaves
 from engine.program.graph import Graph, Node, Value
 from engine.program.stored import distinct_modules, stored_tensors
 from engine.source.reassigned import Reassigned
@@ -172,15 +172,38 @@ class Tape:
             written=frozenset(self._written),
             weights=frozenset(self._weights),
             changing=frozenset() if self._changing is None else frozenset(self._changing.names & self._aliases.keys()),
+            maskable=frozenset(filter(self._is_maskable, self._names.values())),
             varying=frozenset(self.others.varying),
             resized=frozenset(self.others.resized),
             unsettled=dict(self._unsettled),
             interchangeable=self._interchangeable,
         )
 
+    def _is_maskable(self, name: str) -> bool:
+        """Whether masks apply to a buffer as they do to a parameter."""
+        return self._changing is not None and name in self._changing.maskable
+
     def written_constants(self) -> set[str]:
-        """Return the tensors taken for constant that a run wrote to; in the next recording they are not constant."""
-        return set() if self._changing is None else self._changing.add_written(self._written, self._aliases)
+        """Return the tensors taken for constant that a run wrote to; in the next recording they are not constant.
+
+        Nor are tables masked then to which code gives a size from an attribute: a filter repeated for each channel.
+        """
+        if self._changing is None:
+            return set()
+        sized = set(self._sized_by_attributes())
+        tables = {name for name in self._changing.maskable if self._aliases.get(name) in sized}
+        self._changing.maskable -= tables
+        return tables | self._changing.add_written(self._written, self._aliases)
+
+    def _sized_by_attributes(self) -> Iterator[str]:
+        """Yield the names of tables that an op with a number from an attribute reads alone."""
+        behind = {value.index: {name} for name, value in self._stored.items() if self._is_maskable(name)}
+        for node in self._nodes if behind else ():
+            if node.inputs and all(value.index in behind for value in node.inputs):
+                names = set[str]().union(*(behind[value.index] for value in node.inputs))
+                behind.update((value.index, names) for value in node.outputs)
+                if any(isinstance(leaf, AttributeOf) for expr in node.sizes.values() for leaf in leaves(expr)):
+                    yield from names
 
 
 def repeats(one: Sequence[Node], other: Sequence[Node], shapes: bool) -> bool:

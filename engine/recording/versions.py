@@ -92,6 +92,15 @@ class Versions(Tape):
             return False
         return tensor in self._changing or self._names.get(id(tensor)) in self._changing.names
 
+    def _is_weight(self, tensor: Tensor) -> bool:
+        """Whether a tensor is a parameter, or a table that masks apply to as well, so that its ops are recorded."""
+        if isinstance(tensor, nn.Parameter):
+            return True
+        is_table = self._is_maskable(self._names.get(id(tensor), ""))
+        if is_table and self._changing is not None:
+            self._changing.read_tables = True
+        return is_table
+
     def _varies(self, tensor: Tensor) -> bool:
         return False
 
@@ -158,7 +167,7 @@ class Versions(Tape):
             return "none", None
         if isinstance(held, nn.Module):
             return ("module", self._modules[id(held)]) if id(held) in self._modules else _OTHER
-        if isinstance(held, nn.Parameter) and id(held) in self._names:
+        if isinstance(held, Tensor) and self._is_weight(held) and id(held) in self._names:
             return "stored", self._names[id(held)]
         if isinstance(held, NumberRead):
             return "inside", held.values

@@ -37,6 +37,7 @@ class Structure:
         slots: the union-find, which holds the reasons.
         unsafe: per slot, whether removing it breaks a size written in the code.
         ragged: rows that keep equally many slots, but not the same ones; tensors of them are not products.
+        masked_tables: names of the buffers that masks of channels zero, or what they are added to would vary.
     """
 
     graph: Graph
@@ -49,6 +50,7 @@ class Structure:
     slots: Slots
     unsafe: Tensor
     ragged: frozenset[tuple[int, ...]] = frozenset()
+    masked_tables: frozenset[str] = frozenset()
 
     def of(self, value: Value) -> tuple[Tensor, ...]:
         """Return the label arrays of a value."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from engine.analysis.constants import Constants
 from engine.analysis.constraints import Equal, closed
 from engine.errors import RuleError
 from engine.ops import rules_of
@@ -21,6 +20,7 @@ from engine.removal.clusters import clusters
 from engine.removal.demands import asked_numbers, one_number, settle
 from engine.removal.propagate import Structure, propagate
 from engine.removal.shrink import Shrunk
+from engine.removal.tables import beside_tables, tables_to_mask, trial_constants
 from engine.rule import Registry, Statistic
 from engine.tracer import trace
 
@@ -58,6 +58,11 @@ def _structure(graph: Graph, rules: Registry) -> Structure:
         if equal:  # a copy computes cached properties again
             structure = replace(structure, constraints=structure.constraints + equal)
         _freeze(structure, _without_sizes)
+    if graph.maskable & graph.stored.keys():
+        keep = _trial_keep(structure)
+        masks = functools.partial(_masks, structure, keep)
+        structure = replace(structure, masked_tables=tables_to_mask(structure, keep, masks))
+        _freeze(structure, _not_beside_tables)
     if any(True for _ in readers_of_zeros(structure)):
         _freeze(structure, _not_zero)
     return structure
@@ -81,7 +86,7 @@ def _freeze(structure: Structure, wrong: Any) -> None:
     group = clusters(structure)
     for part in (_first_half, functools.partial(_first_half, largest=1)):
         while True:
-            keep = closed(structure.constraints, ~part(structure, group), functools.partial(torch.zeros, len(group)))
+            keep = _trial_keep(structure, group, part)
             failures = list(wrong(structure, keep))
             if not failures:
                 break
@@ -93,6 +98,13 @@ def _freeze(structure: Structure, wrong: Any) -> None:
             group = clusters(structure)
 
 
+def _trial_keep(structure: Structure, group: Tensor | None = None, part: Any = None) -> Tensor:
+    """Return which slots stay in a trial removal of a part of every group."""
+    group = clusters(structure) if group is None else group
+    gone = (part or _first_half)(structure, group)
+    return closed(structure.constraints, ~gone, functools.partial(torch.zeros, len(group)))
+
+
 def _without_sizes(structure: Structure, keep: Tensor) -> Found:
     """Find arguments in the code that would not follow."""
     for node, reason, slots in settle(Shrunk(structure, keep)).unmet:
@@ -102,23 +114,23 @@ def _without_sizes(structure: Structure, keep: Tensor) -> Found:
         yield reason, gone, True
 
 
+def _not_beside_tables(structure: Structure, keep: Tensor) -> Found:
+    """Find ops that combine channels with a table that would not be zero there."""
+    if structure.masked_tables:
+        yield from beside_tables(structure, keep, functools.partial(_masks, structure, keep))
+
+
 def _not_zero(structure: Structure, keep: Tensor) -> Found:
     """Find ops that allow zeros only and would read other constants even under repaired masks."""
-    stored = {
-        name: nn.Parameter(torch.empty(value.shape, device="meta"), requires_grad=False)
-        for name, value in structure.graph.stored.items()
-    }
-    constants = Constants(
-        structure.graph, structure.rules, stored, _masks(structure, keep), repaired=True, amounts=structure.amounts
-    )
+    constants = trial_constants(structure, _masks(structure, keep, structure.masked_tables))
     for node, span, slots in readers_of_zeros(structure):
         gone = slots[~keep[slots] & (constants.along(span.input, span.dim) != 0)]
         if len(gone):
             yield f"{node!r} runs over it, and it is not zero there", gone, False
 
 
-def _masks(structure: Structure, keep: Tensor) -> dict[str, Tensor]:
-    """Return compact masks of everything that produces the removed slots; consumers need no masks."""
+def _masks(structure: Structure, keep: Tensor, tables: Collection[str]) -> dict[str, Tensor]:
+    """Return compact masks of everything that produces the removed slots, also of tables; consumers need none."""
     reading = {c.weight.index: c.input_place for _, c in structure.contractions() if not c.depthwise}
     for node in structure.graph.nodes:
         if any(True for _ in structure.rules.of(node).rare.produces(node)):
@@ -128,6 +140,8 @@ def _masks(structure: Structure, keep: Tensor) -> dict[str, Tensor]:
     for name, value in structure.graph.stored.items():
         for layer in structure.of(value):
             stays = keep[layer]
+            if name in structure.graph.maskable and name not in tables:
+                continue
             reads = support(layer) == (reading.get(value.index),) and value.index not in structure.tables
             if not reads and (value.index, *support(layer)) not in structure.unmasked and not stays.all():
                 masks[name] = stays & masks[name] if name in masks else stays

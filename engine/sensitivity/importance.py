@@ -18,6 +18,7 @@ from engine.errors import InputError
 from engine.groups import Group, group_masks
 from engine.masks import parameter_name
 from engine.program.arrays import support
+from engine.program.stored import stored_tensors
 
 __all__ = [
     "CRITERIA",
@@ -317,7 +318,7 @@ def masked(model: nn.Module, masks: Mapping[str, Tensor]) -> Iterator[None]:
 
     Args:
         model: the model, changed in place.
-        masks: full parameter name -> mask, broadcastable to the parameter.
+        masks: full name of a parameter or table -> mask, broadcastable to it.
 
     Example:
         >>> layer = nn.Linear(1, 2)
@@ -327,14 +328,14 @@ def masked(model: nn.Module, masks: Mapping[str, Tensor]) -> Iterator[None]:
         >>> int(layer.weight.count_nonzero())
         2
     """
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    stored = stored_tensors(model)
     # All of them: the body may train norms or fine-tune the model.
     before = [(t, t.detach().clone()) for t in (*model.parameters(), *model.buffers())]
     modes = [(module, module.training) for module in model.modules()]
     try:
         with torch.no_grad():
             for name, mask in masks.items():
-                parameters[name].masked_fill_((mask == 0).to(parameters[name].device), 0)
+                stored[name].masked_fill_((mask == 0).to(stored[name].device), 0)
         yield
     finally:
         with torch.no_grad():

@@ -35,7 +35,7 @@ def assume_fallbacks_vary(
         names = arguments(coverage.function.code)
         for name, held in coverage.fallbacks.items():
             values = [v for kind, recorded in held if kind == "values" for v in recorded] if name in names else []
-            constants = list(filter(dataflow.is_constant, values))
+            constants = list(filter(dataflow.is_constant, values))  # buffers, and what is computed of them, too
             constants += [value for value in values if value.stored and value.name in parameters]
             assumptions.use(constants, f"replaces the argument {name!r}, which the example omits")
             assumptions.vary(constants)

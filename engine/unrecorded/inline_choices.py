@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from torch import nn
+from torch import Tensor
 
 from engine.flow.effects import names_read
 from engine.observations.dataflow import Dataflow
@@ -52,7 +52,7 @@ def parameters_instead(branch: UntakenBranch, runs: RecordedRuns) -> Iterator[Va
     """
     other = branch.branch.other_side
     held = (branch.attribute(node) for node in nodes_of(other, ast.Attribute)) if other is not None else ()
-    names = (branch.parameter_name(value) for value in held if isinstance(value, nn.Parameter))
+    names = (branch.weight_name(value) for value in held if isinstance(value, Tensor))
     yield from (runs.stored[name] for name in names if name is not None and name in runs.stored)
 
 

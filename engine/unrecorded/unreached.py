@@ -61,7 +61,7 @@ def assumptions_about_unreached_code(
         functions: effects of torch's functions on the entries of tensors.
     """
     assumptions, idle = Assumptions(), IdleModules(runs.parameters, runs.stored)
-    dataflow = Dataflow(runs.nodes, runs.values, functions)
+    dataflow = Dataflow(runs.nodes, runs.values, functions, runs.parameters)
     mutability = Mutability(runs.modules[""], runs.modules.values())
     branches = _UntakenBranches(runs, dataflow, idle, mutability, arguments, declared, assumptions)
     branches.assume()

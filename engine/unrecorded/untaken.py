@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from engine.flow.branches import RESULT, Branch
 from engine.flow.conditions import Conditions
@@ -289,7 +289,7 @@ class UntakenBranch:
         result = {name: self.values_of(name, stored) for name in names}
         for node in (inner for outer in self.branch.nodes for inner in nodes_read(outer)):
             held = self.attribute(node) if isinstance(node, ast.Attribute) else None
-            name = self.parameter_name(held) if isinstance(held, nn.Parameter) else None
+            name = self.weight_name(held) if isinstance(held, Tensor) else None
             if name is not None and name in stored:
                 result[f"{name} "] = [stored[name]]
         return {name: values for name, values in result.items() if values}
@@ -312,12 +312,11 @@ class UntakenBranch:
         values = [v for kind, held in self._seen.get(variable, ()) if kind in _RECORDED for v in held]
         return list(filter(self._dataflow.contains, values))
 
-    def parameter_name(self, tensor: nn.Parameter) -> str | None:
-        """Return the name of a parameter in the model."""
-        named = (
-            (f"{n}.{key}".lstrip("."), own) for n, m in self._modules.items() for key, own in m._parameters.items()
-        )
-        return next((name for name, own in named if own is tensor), None)
+    def weight_name(self, tensor: Tensor) -> str | None:
+        """Return the name of a parameter in the model, or of a buffer with several dimensions, which may be masked."""
+        is_weight = isinstance(tensor, nn.Parameter) or (tensor.is_floating_point() and tensor.ndim > 1)
+        stored = ((n, key, t) for n, m in self._modules.items() for key, t in {**m._parameters, **m._buffers}.items())
+        return next((f"{n}.{key}".lstrip(".") for n, key, t in stored if t is tensor), None) if is_weight else None
 
     # ------------------------------------------------------------------ modules
 

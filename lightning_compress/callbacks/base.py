@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 from typing_extensions import override
 
 import engine
@@ -60,14 +60,14 @@ class CompressionCallback(Callback):
                 callback._example, callback._traced = None, False
 
     def after_compaction(
-        self, trainer: Trainer, pl_module: LightningModule, cuts: Mapping[nn.Parameter, engine.Slice]
+        self, trainer: Trainer, pl_module: LightningModule, cuts: Mapping[Tensor, engine.Slice]
     ) -> None:
         """Update the callback's state after a compaction during training. Called on all ranks.
 
         Args:
             trainer: the Trainer.
             pl_module: the LightningModule.
-            cuts: slice of each parameter that was narrowed; slice tensors of the parameter's shape in the same way.
+            cuts: slice of each parameter and buffer that was narrowed; slice tensors of the same shape in the same way.
         """
 
     def snapshot(self) -> Callable[[], None]:

@@ -209,7 +209,7 @@ class Distillation(CompressionCallback):
 
     @override
     def after_compaction(
-        self, trainer: Trainer, pl_module: LightningModule, cuts: Mapping[nn.Parameter, engine.Slice]
+        self, trainer: Trainer, pl_module: LightningModule, cuts: Mapping[Tensor, engine.Slice]
     ) -> None:
         model = self.target(pl_module)[1]
         for name in find_layers(model, self.layers):

@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 import engine
-from engine.program import compact
+from engine.program import compact, stored_tensor, stored_tensors
 from lightning_compress.callbacks.base import CompressionCallback
 from lightning_compress.callbacks.zeroing import Zeroing, zero_gradients, zero_weights
 from lightning_compress.selection.amounts import Masks
@@ -126,12 +126,12 @@ def place(masks: Mapping[str, Mapping[str, Tensor]], model: nn.Module) -> Masks:
     }
 
 
-def _stored(model: nn.Module, module: str, name: str) -> tuple[nn.Parameter, Tensor | None]:
+def _stored(model: nn.Module, module: str, name: str) -> tuple[Tensor, Tensor | None]:
     # torch.nn.utils.prune stores the parameter as `weight_orig` and its mask as the buffer `weight_mask`.
     owner, plain = model.get_submodule(module), name.removesuffix("_orig")
     pruned = dict(owner.named_buffers(recurse=False)).get(f"{plain}_mask")
     wanted = name if pruned is None else f"{plain}_orig"
-    return owner.get_parameter(wanted if hasattr(owner, wanted) else plain), pruned  # plain once masks are permanent
+    return stored_tensor(owner, wanted if hasattr(owner, wanted) else plain), pruned  # plain once masks are permanent
 
 
 def zeroings(model: nn.Module, masks: Mapping[str, Mapping[str, Tensor]]) -> list[Zeroing]:
@@ -237,12 +237,12 @@ class MaskingCallback(CompressionCallback):
         """Drop all masks, and start anew."""
         self._masks, self._zeroings, self._ended = {}, [], False
 
-    def end(self, pl_module: LightningModule, cuts: Mapping[nn.Parameter, engine.Slice]) -> None:
+    def end(self, pl_module: LightningModule, cuts: Mapping[Tensor, engine.Slice]) -> None:
         """Narrow the state for checkpoints after the compaction at the end of a fit; the next fit starts anew.
 
         Args:
             pl_module: the LightningModule.
-            cuts: slice of each parameter that was narrowed.
+            cuts: slice of each parameter and buffer that was narrowed.
         """
         self._narrow(pl_module, cuts)
         self._zeroings, self._ended = [], True
@@ -271,7 +271,7 @@ class MaskingCallback(CompressionCallback):
         model = self.target(pl_module)[1]
         self._zeroings = zeroings(model, self._masks)
         if written := [zeroing.parameter for zeroing in self._zeroings if zeroing.is_undone()]:
-            names = [name for name, parameter in model.named_parameters() if any(parameter is p for p in written)]
+            names = [name for name, tensor in stored_tensors(model).items() if any(tensor is w for w in written)]
             rank_zero_warn(
                 f"Masked weights of {', '.join(names)} are not zero: code wrote to them after the last optimizer step, "
                 "for example to load or average weights. They are set to zero now, which may change what the model "
@@ -346,12 +346,12 @@ class MaskingCallback(CompressionCallback):
 
     @override
     def after_compaction(
-        self, trainer: Trainer, pl_module: LightningModule, cuts: Mapping[nn.Parameter, engine.Slice]
+        self, trainer: Trainer, pl_module: LightningModule, cuts: Mapping[Tensor, engine.Slice]
     ) -> None:
         self._narrow(pl_module, cuts)
         self._zeroings = zeroings(self.target(pl_module)[1], self._masks)
 
-    def _narrow(self, pl_module: LightningModule, cuts: Mapping[nn.Parameter, engine.Slice]) -> None:
+    def _narrow(self, pl_module: LightningModule, cuts: Mapping[Tensor, engine.Slice]) -> None:
         """Fit the masks to the compacted model."""
         model = self.target(pl_module)[1]
         narrowed = [

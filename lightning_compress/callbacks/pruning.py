@@ -30,7 +30,6 @@ from lightning_compress.trainer.target import to_device
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
-    from torch import nn
     from torch.optim import Optimizer
 
     from lightning_compress.selection.amounts import Masks
@@ -291,13 +290,13 @@ class ChannelPruning(MaskingCallback):
 
     @override
     def after_compaction(
-        self, trainer: Trainer, pl_module: LightningModule, cuts: Mapping[nn.Parameter, engine.Slice]
+        self, trainer: Trainer, pl_module: LightningModule, cuts: Mapping[Tensor, engine.Slice]
     ) -> None:
         super().after_compaction(trainer, pl_module, cuts)
         self._update_groups(self._subject(trainer, pl_module))
 
     @override
-    def _narrow(self, pl_module: LightningModule, cuts: Mapping[nn.Parameter, engine.Slice]) -> None:
+    def _narrow(self, pl_module: LightningModule, cuts: Mapping[Tensor, engine.Slice]) -> None:
         super()._narrow(pl_module, cuts)
         kept = survivors(self._groups, self.target(pl_module)[1], cuts)
         self._gatherer.cut(kept)

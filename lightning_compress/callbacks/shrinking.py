@@ -85,8 +85,8 @@ def _update_dependents(
         together: calls a function on all ranks, and raises on all if it fails on one.
     """
     model = pl_module.get_submodule(job.path)
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    cuts = {parameters[name]: cut for name, cut in plan.slices.items() if name in parameters}
+    stored = stored_tensors(model)
+    cuts = {stored[name]: cut for name, cut in plan.slices.items() if name in stored}
     with ExitStack() as undo:
         together(lambda: _shrink_averages(copies, plan, undo))
         for callback in _dependents(trainer, job.training):
@@ -107,7 +107,7 @@ def _update(
     callback: CompressionCallback,
     trainer: Trainer,
     pl_module: LightningModule,
-    cuts: Mapping[nn.Parameter, engine.Slice],
+    cuts: Mapping[Tensor, engine.Slice],
     training: bool,
 ) -> None:
     if training:

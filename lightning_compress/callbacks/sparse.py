@@ -194,7 +194,7 @@ class SparseTraining(CompressionCallback):
 
     @override
     def after_compaction(
-        self, trainer: Trainer, pl_module: LightningModule, cuts: Mapping[nn.Parameter, engine.Slice]
+        self, trainer: Trainer, pl_module: LightningModule, cuts: Mapping[Tensor, engine.Slice]
     ) -> None:
         self._update_groups(trainer, pl_module)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from engine.program import local, spread
 
@@ -16,7 +16,7 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True, eq=False)
 class Zeroing:
-    """The masked entries of one parameter.
+    """The masked entries of one parameter, or of a table in a buffer.
 
     Attributes:
         parameter: the parameter whose weights and gradient are zeroed; if it is sharded, the local shard is.
@@ -26,13 +26,13 @@ class Zeroing:
             ``None`` if they would take as much memory as the parameter.
     """
 
-    parameter: nn.Parameter
+    parameter: Tensor
     weights: bool
     masked: Tensor
     bits: Tensor | None
 
     @classmethod
-    def of(cls, parameter: nn.Parameter, mask: Tensor, weights: bool = True) -> Zeroing:
+    def of(cls, parameter: Tensor, mask: Tensor, weights: bool = True) -> Zeroing:
         """Build the zeroing of a parameter's entries at which ``mask`` is False.
 
         Example:

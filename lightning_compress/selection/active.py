@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from engine import Group, Member, Slice
+from engine.program import stored_tensor
 from lightning_compress.selection.amounts import Masks, kept_units
 
 
@@ -82,13 +83,13 @@ def _flags(kept: Tensor, others: bool) -> Tensor:
     return torch.cat([kept.cpu(), torch.tensor([others])])  # unit -1 is not in the group
 
 
-def survivors(groups: Sequence[Group], model: nn.Module, cuts: Mapping[nn.Parameter, Slice]) -> dict[str, Tensor]:
+def survivors(groups: Sequence[Group], model: nn.Module, cuts: Mapping[Tensor, Slice]) -> dict[str, Tensor]:
     """Return which units of each group remain after a compaction.
 
     Args:
         groups: groups of the model before the compaction.
         model: the compacted model.
-        cuts: slice of each parameter that was narrowed.
+        cuts: slice of each parameter and buffer that was narrowed.
 
     Returns:
         Bool of shape ``(size,)`` by group name.
@@ -104,11 +105,11 @@ def survivors(groups: Sequence[Group], model: nn.Module, cuts: Mapping[nn.Parame
     return {group.name: _survivors(group, model, cuts) for group in groups}
 
 
-def _survivors(group: Group, model: nn.Module, cuts: Mapping[nn.Parameter, Slice]) -> Tensor:
-    if not group.members:  # only entries of buffers, which are not removed
+def _survivors(group: Group, model: nn.Module, cuts: Mapping[Tensor, Slice]) -> Tensor:
+    if not group.members:  # only entries of other buffers, which are not removed
         return torch.ones(group.size, dtype=torch.bool)
     member = group.members[0]
-    cut = cuts.get(model.get_parameter(member.parameter))
+    cut = cuts.get(stored_tensor(model, member.parameter))
     left = member.units if cut is None else cut.apply_compact(member.units)
     kept = torch.zeros(group.size, dtype=torch.bool)
     kept[left[left >= 0]] = True

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import engine
-from engine.program import tensors_in
+from engine.program import stored_tensor, tensors_in
 from engine.running import evaluating
 from engine.sensitivity import ActivityMeter, unit_sums
 from lightning_compress.selection.active import Active
@@ -174,7 +174,7 @@ def _products(
     active: Active,
     power: int,
 ) -> Iterator[Tensor]:
-    weight = model.get_parameter(member.parameter)
+    weight = stored_tensor(model, member.parameter)
     if member.role != "in" and weight.grad is not None and (parameter_ids is None or id(weight) in parameter_ids):
         products = active.part(member.parameter, weight.detach().float() * weight.grad.float())
         yield unit_sums(products**power if power > 1 else products, member.units, group.size)
