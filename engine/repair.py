@@ -109,10 +109,10 @@ class _Problem:
 
     def __init__(self, model: nn.Module, structure: Structure, masks: Mapping[str, Tensor]) -> None:
         graph, rules = structure.graph, structure.rules
-        self.structure = structure
-        self.masks = masks
-        stored, amounts = canonical_tensors(model, graph), structure.amounts
-        self.constants = Constants(graph, rules, stored, masks, repaired=True, amounts=amounts)
+        self.structure, self.masks = structure, masks
+        stored = canonical_tensors(model, graph)
+        under = functools.partial(Constants, graph, rules, stored, repaired=True, amounts=structure.amounts)
+        self.constants = under(masks)
         slots = len(self.structure.roots)
         self.voted, self.closed = torch.zeros(slots, dtype=torch.long), torch.zeros(slots, dtype=torch.long)
         seen: set[int] = set()
@@ -132,9 +132,7 @@ class _Problem:
                 self.closed.index_add_(0, output_slots, dead.long())
         self.masked = self.closed > 0
         silent = masks_of_tables(structure, masks, ~(self.masked & (self.closed == self.voted)))  # they have no vote
-        constants = (
-            self.constants if silent is masks else Constants(graph, rules, stored, silent, True, amounts=amounts)
-        )
+        constants = self.constants if silent is masks else under(silent)
         use = Use(structure, constants)
         self.needed = alive(structure, consumers(structure, constants, use), use)
 

@@ -144,7 +144,7 @@ def _leaves(tree: Any, declared: Any) -> Iterator[tuple[Tensor, Any]]:
 def resized(args: Any, kwargs: Any, sizes: Mapping[Axis, int]) -> tuple[Any, Any]:
     """Return inputs of other sizes, with their entries repeated or cut off.
 
-    They may be of other sizes than the example whose axes these are.
+    They may be of other sizes than the example whose axes these are, and have fewer tensors: a list of other length.
 
     Example:
         >>> x = torch.arange(3)[None]
@@ -156,6 +156,8 @@ def resized(args: Any, kwargs: Any, sizes: Mapping[Axis, int]) -> tuple[Any, Any
     others: dict[int, Tensor] = {}
     for axis, size in sizes.items():
         for position, dim in axis.places:
+            if position >= len(tensors) or dim >= tensors[position].ndim:
+                continue
             tensor = others.get(id(tensors[position]), tensors[position])
             index = torch.arange(size, device=tensor.device) % max(tensor.shape[dim], 1)
             others[id(tensors[position])] = tensor.index_select(dim, index)

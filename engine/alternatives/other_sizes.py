@@ -65,12 +65,11 @@ class OtherSizes:
         reached_new_code: Callable[[], bool] = lambda: False,
     ) -> None:
         self._leads_further, self._numbers = reached_new_code, numbers
-        self.rejections = Rejections(numbers)
+        self.rejections, self._rounds = Rejections(numbers), Rounds()
         self._inputs: list[tuple[int, ...]] = []
         self.varying: set[tuple[int, tuple[str, int]]] = set()
         self.resized: set[int] = set()
         self._calls: dict[tuple[Any, ...], Node] = {}
-        self._rounds = Rounds()
         self._outcomes: dict[Key, set[tuple[int | float, bool]]] = {}
         self._sizes: dict[Key, set[tuple[int, ...]]] = {}
         self._steps: set[tuple[Any, ...]] = set()

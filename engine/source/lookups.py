@@ -5,9 +5,19 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from engine.source.bindings import bindings
 from engine.source.syntax import nodes_of, parents_of
 
-__all__ = ["LOOKS_UP_PARTS", "LOOKS_UP_TENSORS", "literal_name", "reads_metadata_alone", "result_of_lookup"]
+__all__ = [
+    "LOOKS_UP_PARTS",
+    "LOOKS_UP_TENSORS",
+    "fields_by_name",
+    "literal_name",
+    "reads_metadata_alone",
+    "result_of_lookup",
+]
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 LOOKS_UP_TENSORS = frozenset(
     "parameters named_parameters buffers named_buffers get_parameter get_buffer state_dict _parameters _buffers".split()
@@ -146,3 +156,49 @@ class _Uses:
         self._followed |= new
         names = (n for n in nodes_of(self._tree, ast.Name) if n.id in new and isinstance(n.ctx, ast.Load))
         return all(self.are_harmless(name, named) for name in names)
+
+
+def fields_by_name(tree: _Function) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield look-ups of an attribute by a computed name in what a variable or a call gives, each with the name.
+
+    Names of parts and methods of the module, and those of functions of a namespace, are followed by other analyses,
+    unless the function itself sets attributes under computed names. A loop over a table of names picks none: it goes
+    through all of them (``for name in self.defaults``).
+
+    Example:
+        >>> text = "def f(self, t, k): return getattr(t, k), getattr(self.t, k), getattr(t, 'k'), vars(t)[k]"
+        >>> [ast.unparse(pick) for pick, _ in fields_by_name(ast.parse(text).body[0])]
+        ['getattr(t, k)', 'vars(t)[k]']
+    """
+    sets = [c for c in nodes_of(tree, ast.Call) if getattr(c.func, "id", "") == "setattr" and len(c.args) > 1]
+    is_set = any(not isinstance(call.args[1], ast.Constant) for call in sets)
+    own = {*bindings(tree), *(argument.arg for argument in (*tree.args.args[1:], *tree.args.kwonlyargs))}
+    methods = {call.func for call in nodes_of(tree, ast.Call)}  # whose results are those of unknown functions
+    all_names = _gone_through(tree)
+    for node in ast.walk(tree):
+        match node:
+            case (
+                ast.Call(func=ast.Name(id="getattr"), args=[holder, name, *_])
+                | ast.Subscript(value=ast.Call(func=ast.Name(id="vars"), args=[holder]), slice=name)
+                | ast.Subscript(value=ast.Attribute(value=holder, attr="__dict__"), slice=name)
+            ) if node not in methods and not isinstance(name, ast.Constant):
+                if isinstance(name, ast.Name) and name.id in all_names:
+                    continue
+                if is_set or isinstance(holder, ast.Call) or isinstance(holder, ast.Name) and holder.id in own:
+                    yield node, name
+
+
+def _gone_through(tree: _Function) -> set[str]:
+    """Return the variables that hold the keys, or the items, of a table in an attribute one after another.
+
+    Example:
+        >>> text = "def f(self):\\n  for a, b in self.kept.items(): pass\\n  for c in self.picked(): pass"
+        >>> sorted(_gone_through(ast.parse(text).body[0]))
+        ['a', 'b']
+    """
+    variables: set[str] = set()
+    for loop in nodes_of(tree, ast.For, ast.comprehension):
+        match loop.iter:
+            case ast.Attribute() | ast.Call(func=ast.Attribute(value=ast.Attribute(), attr="items" | "keys"), args=[]):
+                variables |= {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
+    return variables

@@ -28,6 +28,7 @@ from engine.observations.surroundings import use_values_around_code
 from engine.program.graph import Value
 from engine.source.bindings import bindings, path_of
 from engine.source.function_text import syntax_of
+from engine.source.lookups import fields_by_name
 from engine.source.syntax import nodes_of, span_of
 
 __all__ = ["use_values_picked_by_numbers"]
@@ -74,7 +75,7 @@ def use_values_picked_by_numbers(
     for code, tree in trees.items():
         sources = _Sources(tree, code, options(code), mutability, lengths.get(code.co_filename, ()), later)
         for pick, number in itertools.chain(
-            _picks(tree), _passed_indices(tree, indices), _selections(tree), _rounds(tree), _named(tree)
+            _picks(tree), _passed_indices(tree, indices), _selections(tree), _rounds(tree), fields_by_name(tree)
         ):
             if (code, span_of(pick)) in of_tensors:  # the op receives the number
                 continue
@@ -205,32 +206,6 @@ def _is_uneven(value: ast.expr) -> bool:
     return any(name not in _EVEN | {"size"} for name in called) or any(
         isinstance(n.op, ast.Pow) for n in nodes_of(value, ast.BinOp)
     )
-
-
-def _named(tree: _Function) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield look-ups of an attribute by a computed name in what a variable or a call gives, each with the name.
-
-    Names of parts and methods of the module, and those of functions of a namespace, are followed by other analyses,
-    unless the function itself sets attributes under computed names.
-
-    Example:
-        >>> text = "def f(self, t, k): return getattr(t, k), getattr(self.t, k), getattr(t, 'k'), vars(t)[k]"
-        >>> [ast.unparse(pick) for pick, _ in _named(ast.parse(text).body[0])]
-        ['getattr(t, k)', 'vars(t)[k]']
-    """
-    sets = [c for c in nodes_of(tree, ast.Call) if getattr(c.func, "id", "") == "setattr" and len(c.args) > 1]
-    is_set = any(not isinstance(call.args[1], ast.Constant) for call in sets)
-    own = {*bindings(tree), *(argument.arg for argument in (*tree.args.args[1:], *tree.args.kwonlyargs))}
-    methods = {call.func for call in nodes_of(tree, ast.Call)}  # whose results are those of unknown functions
-    for node in ast.walk(tree):
-        match node:
-            case (
-                ast.Call(func=ast.Name(id="getattr"), args=[holder, name, *_])
-                | ast.Subscript(value=ast.Call(func=ast.Name(id="vars"), args=[holder]), slice=name)
-                | ast.Subscript(value=ast.Attribute(value=holder, attr="__dict__"), slice=name)
-            ) if node not in methods and not isinstance(name, ast.Constant):
-                if is_set or isinstance(holder, ast.Call) or isinstance(holder, ast.Name) and holder.id in own:
-                    yield node, name
 
 
 def _indices(tree: _Function) -> dict[str, int]:

@@ -300,7 +300,7 @@ ABLATIONS = [
              lambda patch: patch.setattr(OtherSizes, "_try_further", lambda self, axes, accepts: None),
              "the last of some items, by a size"),
     Ablation("an attribute by a computed name may be any other",
-             lambda patch: patch.setattr(picked_items, "_named", lambda tree: iter(())),
+             lambda patch: patch.setattr(picked_items, "fields_by_name", lambda tree: iter(())),
              "a field of a named tuple by name"),
     Ablation("a call of the module's own has arguments, too", _forward_alone, "a flag of the module's own call"),
     Ablation("range asks on behalf of its caller",
