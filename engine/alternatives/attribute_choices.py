@@ -7,7 +7,7 @@ everything that is computed by functions that choose by it is kept.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import CodeType
 from typing import Any
 
@@ -20,7 +20,7 @@ from engine.observations.surroundings import use_values_around_code
 from engine.source.function_text import syntax_of
 from engine.source.syntax import nodes_of, parents_of
 
-__all__ = ["further_numbers", "is_choice", "is_list_of_numbers", "other_lists", "use_values_chosen_by_lists"]
+__all__ = ["is_choice", "is_list_of_numbers", "other_lists", "record_in_steps", "use_values_chosen_by_lists"]
 
 _COLLECTIONS = (list, tuple, set, frozenset, dict)
 _PASSED = (ast.Subscript, ast.Starred, ast.keyword)
@@ -38,7 +38,29 @@ def is_list_of_numbers(value: Any) -> bool:
     return numbers and all(type(item) in (bool, int, float) for item in value)
 
 
-def further_numbers(setting: Sequence[tuple[Any, Any]]) -> list[list[tuple[Any, Any]]]:
+def record_in_steps(
+    setting: Sequence[tuple[Any, Any]],
+    accepts: Callable[[Sequence[tuple[Any, Any]]], bool],
+    leads_on: Callable[[], bool],
+) -> bool:
+    """Record a setting, and go on in its direction as long as each step leads to something new.
+
+    Args:
+        setting: attributes, each with another value.
+        accepts: records a run with a setting, and returns whether it succeeded.
+        leads_on: returns whether the run that was recorded last took a step that none before it took.
+
+    Returns:
+        Whether the setting itself could be recorded.
+    """
+    is_accepted = accepts(setting)
+    further = iter(_further_numbers(setting) if is_accepted else ())
+    while leads_on() and (following := next(further, None)) is not None and accepts(following):
+        pass
+    return is_accepted
+
+
+def _further_numbers(setting: Sequence[tuple[Any, Any]]) -> list[list[tuple[Any, Any]]]:
     """Return the settings that go on where one changes whole numbers by one step, without negative ones.
 
     Args:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from engine.alternatives.attribute_choices import further_numbers, is_list_of_numbers, other_lists
+from engine.alternatives.attribute_choices import is_list_of_numbers, other_lists, record_in_steps
 from engine.limits import MOST_ATTRIBUTE_CHOICES, MOST_SETTINGS, MOST_WORDS
 from engine.numbers.integers import integers
 from engine.numbers.sizes import booleans_in
@@ -225,12 +225,10 @@ class Settings:
         """
         settings, missing = self.others(guards), self.fixed()
         for setting in settings[:MOST_SETTINGS]:
-            accepted, further = accepts(setting), further_numbers(setting)
-            if not accepted and not any(is_list_of_numbers(value) for _, value in setting):
+            is_accepted = record_in_steps(setting, accepts, leads_on)
+            if not is_accepted and not any(is_list_of_numbers(value) for _, value in setting):
                 several = len({a.name for a, _ in setting}) > 1 and len(setting) <= MOST_SETTINGS
                 missing += [a for a, value in setting if not (several and accepts([(a, value)]))]
-            while accepted and leads_on() and further:
-                accepted = accepts(further.pop(0))
         missing += [a for setting in settings[MOST_SETTINGS:] for a, _ in setting]
         kinds = {type(a.module) for a in self._read if type(a.value) is bool}
         flags = [a for a in self._attributes if type(a.value) is bool and a.name[0] != "_" and type(a.module) in kinds]

@@ -261,9 +261,7 @@ def _shared(model: nn.Module, tables: Collection[str]) -> set[str]:
 
 
 def _is_gate(tensor: Tensor) -> bool:
-    """Whether a tensor holds the same number everywhere, or only zeros and ones."""
-    if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_quantized or not tensor.numel():
-        return True
+    """Whether a table holds the same number everywhere, or only zeros and ones."""
     with torch.no_grad():
         switches = (tensor == 0) | (tensor == 1)
         return bool(switches.all()) or bool((tensor == tensor.reshape(-1)[0]).all())

@@ -64,7 +64,7 @@ class OtherSizes:
         numbers: Callable[[], Mapping[tuple[str, str], int]] = dict,
         reached_new_code: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._leads_further, self._numbers = reached_new_code, numbers
+        self._reached_new_code, self._numbers = reached_new_code, numbers
         self.rejections, self._rounds = Rejections(numbers), Rounds()
         self._inputs: list[tuple[int, ...]] = []
         self.varying: set[tuple[int, tuple[str, int]]] = set()
@@ -80,9 +80,9 @@ class OtherSizes:
         self._run_at: Mapping[Axis, int] = {}
         self._accepted = set[frozenset[Axis | None]]()  # by each run that the model accepts, the axes that it changes
         self._reached: dict[Key, set[frozenset[Axis | None]]] = {}  # the same by decision
-        self._new = False  # whether the latest run was kept
         self.with_new_code: list[Mapping[Axis, int]] = []
-        self.took_new_steps, self._leading, self._spots = False, set[Key](), set[str]()
+        self.took_new_steps, self._new = False, False  # the latter: whether the latest run was kept
+        self._leading, self._spots = set[Key](), set[str]()
         self._closed: frozenset[Key] = frozenset()  # decisions that another way of running has explored
         self._derived, self._dims = True, set[tuple[int, int]]()
         self._example: dict[Key, frozenset[tuple[int, ...]]] = {}
@@ -288,27 +288,27 @@ class OtherSizes:
 
     def _try_further(self, axes: Sequence[Axis], accepts: Accepts) -> None:
         """Run the model at sizes that give other numbers of rounds, or items, as long as each leads to new steps."""
-        numbers, runs = self._numbers(), 0
+        numbers, tried = self._numbers(), list[Mapping[Axis, int]]()
         for key, guard in list(self._guards.items()):
             several = guard.decides and guard.expr.symbol != "==" and len({n for n, _ in self._outcomes[key]}) > 1
             if key in self._closed or len(self._sizes[key]) < 2 or not (several or key in self._leading):
                 continue
-            tried, leads_on = list[Mapping[Axis, int]](), True
+            own, leads_on = list(axes), True
             while leads_on:
                 leads_on, compared = False, {number for number, _ in self._outcomes[key]}
-                for sizes in sizes_further(guard, compared, self._sizes[key], numbers, self._at[key], axes):
-                    if sizes not in tried and runs < _FURTHER:
+                for sizes in sizes_further(guard, compared, set(self._sizes[key]), numbers, self._at[key], tuple(own)):
+                    if sizes not in tried and len(tried) < _FURTHER:
+                        before = len(self._sizes[key])
                         tried.append(sizes)
-                        runs += 1
                         leads_on |= accepts(sizes) and self.took_new_steps
+                        if len(self._sizes[key]) == before:  # the size does not follow from what changed
+                            own = [axis for axis in own if sizes.get(axis) in (None, self._at[key].get(axis))]
 
     def _shapes(self, sizes: Mapping[Axis, int]) -> list[tuple[int, ...]]:
         """Return the shapes of the inputs at other sizes."""
         others = {place: size for axis, size in sizes.items() for place in axis.places}
-        return [
-            tuple(others.get((position, dim), n) for dim, n in enumerate(shape))
-            for position, shape in enumerate(self._inputs)
-        ]
+        shapes = enumerate(self._inputs)
+        return [tuple(others.get((position, dim), n) for dim, n in enumerate(shape)) for position, shape in shapes]
 
     def _matters(self, axis: Axis) -> bool:
         """Whether code may decide by an axis: through a size of the inputs themselves, or of computed values."""
@@ -359,7 +359,7 @@ class OtherSizes:
         if self.took_new_steps and spots <= self._spots:  # the same lines, on what other layers compute
             self._leading.update(map(_key, guards))
         self._spots |= spots
-        new = kept or self.took_new_steps or self._leads_further()
+        new = kept or self.took_new_steps or self._reached_new_code()
         for call, node in calls_by_place(nodes).items():
             earlier_node = self._calls.get(call)
             if earlier_node is not None:

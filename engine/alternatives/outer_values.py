@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from engine.alternatives.attribute_choices import further_numbers
+from engine.alternatives.attribute_choices import record_in_steps
 from engine.alternatives.attributes import other_choices, other_reals
 from engine.flow.coverage import CoverageTracer
 from engine.limits import MOST_OUTER_RUNS, MOST_OUTER_VALUES
@@ -139,12 +139,8 @@ class OuterValues:
             The values for which no other value could be recorded.
         """
         settings = [[(outer, value)] for outer in values for value in _other_values(outer)]
-        recorded = set[int]()
-        for setting in settings[:MOST_OUTER_RUNS]:
-            accepted, further = accepts(setting), further_numbers(setting)
-            recorded |= {id(setting[0][0])} if accepted else set()
-            while accepted and leads_on() and further:
-                accepted = accepts(further.pop(0))
+        tried = settings[:MOST_OUTER_RUNS]
+        recorded = {id(setting[0][0]) for setting in tried if record_in_steps(setting, accepts, leads_on)}
         flags = [outer for outer in values if isinstance(outer.value, bool)]
         for value in (True, False):
             others = [(flag, value) for flag in flags if flag.value is not value]

@@ -111,11 +111,10 @@ def sizes_further(
     had = [number(sizes) for sizes in (*seen, present)]
     for place, leaf in enumerate(leaves_of_size):
         size = present[place]
-        axis = next((axis for axis in axes if any(dim == leaf.dim for _, dim in axis.places)), None)
-        if axis is None or size == 0:
-            continue
         for sizes in (range(size + 1, min(MOST_TIMES_FURTHER * size, LARGEST_SIZE) + 1), range(size - 1, 0, -1)):
             others = (n for n in sizes if number([*present[:place], n, *present[place + 1 :]]) not in had)
             other = next(others, None)
-            if other is not None:
-                yield {**at, axis: round(other * at.get(axis, axis.size) / size)}
+            # a length usually follows from the same dimension, but not behind a transposition
+            for axis in sorted(axes, key=lambda axis: all(dim != leaf.dim for _, dim in axis.places)):
+                if size and other is not None:
+                    yield {**at, axis: round(other * at.get(axis, axis.size) / size)}

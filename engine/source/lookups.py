@@ -174,7 +174,7 @@ def fields_by_name(tree: _Function) -> Iterator[tuple[ast.expr, ast.expr]]:
     is_set = any(not isinstance(call.args[1], ast.Constant) for call in sets)
     own = {*bindings(tree), *(argument.arg for argument in (*tree.args.args[1:], *tree.args.kwonlyargs))}
     methods = {call.func for call in nodes_of(tree, ast.Call)}  # whose results are those of unknown functions
-    all_names = _gone_through(tree)
+    all_names = set(_gone_through(tree))
     for node in ast.walk(tree):
         match node:
             case (
@@ -182,23 +182,25 @@ def fields_by_name(tree: _Function) -> Iterator[tuple[ast.expr, ast.expr]]:
                 | ast.Subscript(value=ast.Call(func=ast.Name(id="vars"), args=[holder]), slice=name)
                 | ast.Subscript(value=ast.Attribute(value=holder, attr="__dict__"), slice=name)
             ) if node not in methods and not isinstance(name, ast.Constant):
-                if isinstance(name, ast.Name) and name.id in all_names:
+                if name in all_names:
                     continue
                 if is_set or isinstance(holder, ast.Call) or isinstance(holder, ast.Name) and holder.id in own:
                     yield node, name
 
 
-def _gone_through(tree: _Function) -> set[str]:
-    """Return the variables that hold the keys, or the items, of a table in an attribute one after another.
+def _gone_through(tree: _Function) -> Iterator[ast.Name]:
+    """Yield where loops over a table in an attribute read its keys or items; behind the loop it is the last one alone.
 
     Example:
-        >>> text = "def f(self):\\n  for a, b in self.kept.items(): pass\\n  for c in self.picked(): pass"
-        >>> sorted(_gone_through(ast.parse(text).body[0]))
-        ['a', 'b']
+        >>> text = "def f(self):\\n  for a in self.kept.keys(): a\\n  for b in self.picked(): b\\n  return a"
+        >>> [(name.id, name.lineno) for name in _gone_through(ast.parse(text).body[0])]
+        [('a', 2)]
     """
-    variables: set[str] = set()
+    parents = parents_of(tree)
     for loop in nodes_of(tree, ast.For, ast.comprehension):
         match loop.iter:
             case ast.Attribute() | ast.Call(func=ast.Attribute(value=ast.Attribute(), attr="items" | "keys"), args=[]):
-                variables |= {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
-    return variables
+                targets = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
+                whole = loop if isinstance(loop, ast.For) else parents[loop]
+                names = (node for node in ast.walk(whole) if isinstance(node, ast.Name) and node.id in targets)
+                yield from (name for name in names if isinstance(name.ctx, ast.Load))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import engine
-from engine.alternatives.attribute_choices import further_numbers
+from engine.alternatives.attribute_choices import _further_numbers
 from engine.alternatives.attributes import Attribute
 
 
@@ -55,5 +55,5 @@ def test_numbers_that_go_on(other: float, further: list[int]) -> None:
     """One step leads to the next, in its direction, and to no negative number."""
     net = nn.Module()
     net.depth = 3  # type: ignore[assignment]
-    settings = further_numbers([(Attribute("", net, "depth"), other)])
+    settings = _further_numbers([(Attribute("", net, "depth"), other)])
     assert [value for [(_, value)] in settings][:3] == further

@@ -92,13 +92,23 @@ def _further(guard: Guard, axes: list[Axis], *seen: int, numbers: Collection[int
 def test_the_next_numbers_of_rounds() -> None:
     """They are the nearest ones in both directions that no run had."""
     guard, axes = _guard("==", 2, True)
+    axes = [axis for axis in axes if min(axis.places)[1] == 2]
     rounds = replace(guard, expr=Apply("==", Apply("//", guard.expr.left, 3), 2))
     assert _further(rounds, axes) == [{2: 9}, {2: 5}]
     assert _further(rounds, axes, 9, 12, 5) == [{2: 15}, {2: 2}]
 
 
+def test_the_next_numbers_behind_a_transposition() -> None:
+    """Any axis may be the one that a size follows from; that of the same dimension is the first one."""
+    guard, axes = _guard("==", 2, True, dim=1)
+    rounds = replace(guard, expr=Apply("==", Apply("//", guard.expr.left, 3), 2))
+    dims = [dim for sizes in _further(rounds, axes) for dim in sizes]
+    assert set(dims) == {min(axis.places)[1] for axis in axes}
+
+
 def test_the_next_number_of_thresholds() -> None:
     """A size that exceeds one number more, or one less, is another one."""
     guard, axes = _guard(">", 3, True)
+    axes = [axis for axis in axes if min(axis.places)[1] == 2]
     assert _further(guard, axes, numbers={3, 6, 20}) == [{2: 21}, {2: 6}]
     assert _further(guard, axes, 24, 5, numbers={3, 6, 20}) == [{2: 3}]

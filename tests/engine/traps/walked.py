@@ -143,6 +143,24 @@ class _Sized(_Levels):
         return self.head(y)
 
 
+class _Transposed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(i, 6) for i in (4, 6, 6, 6, 6))
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        h, levels, steps = x, [], x.transpose(0, 1)
+        for layer in self.layers:
+            h = layer(h).relu()
+            levels.append(h)
+        items = iter(levels)
+        y = next(items)
+        for _ in range(steps.shape[0] // 4):
+            y = next(items)
+        return self.head(y)
+
+
 class _Exceeded(_Levels):
     def forward(self, x: Tensor) -> Any:
         levels, last = self.levels(x), 0
@@ -242,6 +260,10 @@ def _ended_globally(model: nn.Module) -> Any:
     return results
 
 
+def _series(length: int) -> Tensor:
+    return noise(2 * length).reshape(2, length, 4)
+
+
 _STEPS = [called(noise(3), steps=steps) for steps in (1, 2, 3, 4)]
 _NAMES = [called(noise(3), level=name) for name in ("low", "high", "top")]
 _KEYS = [called(noise(3), level=name) for name in ("p0", "p2", "p3")]
@@ -262,6 +284,8 @@ TRAPS = [
     _trap("items up to a number of the file", "def set_depth(n): global DEPTH", _Global, [_ended_globally]),
     Trap("the last of some items, by a size", "for _ in range(n // stride): h = next(levels)", _Sized,
          lambda model: noise(4), _ROWS, refused="does not run where the masked one does"),
+    Trap("the last of some items, by a length behind a transposition", "x.transpose(0, 1).shape[0] // n",
+         _Transposed, lambda model: _series(5), [called(_series(n)) for n in (4, 8, 9, 13, 16)]),
     _trap("an item by thresholds of a size", "while n > 3 * k: h = features[k]", _Exceeded, _ROWS),
     Trap("as many items as a tensor says", "for _ in range(lengths.max())", _Asked,
          lambda model: (noise(2), torch.tensor(2)), [called(noise(3), torch.tensor(n)) for n in (1, 2, 3, 4)]),
@@ -287,14 +311,18 @@ def _forward_alone(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(place, "own_calls", lambda module: [])
 
 
+def _once(setting: Any, accepts: Callable[[Any], bool], leads_on: Callable[[], bool]) -> bool:
+    return accepts(setting)
+
+
 ABLATIONS = [
     Ablation("values of one line are told by the layers behind them", _lines_alone,
              "the last of some items of an iterator"),
     Ablation("numbers that lead to something new go on",
-             lambda patch: patch.setattr(attributes, "further_numbers", lambda setting: []),
+             lambda patch: patch.setattr(attributes, "record_in_steps", _once),
              "items up to a number that a method sets"),
     Ablation("numbers outside that lead to something new go on",
-             lambda patch: patch.setattr(outer_values, "further_numbers", lambda setting: []),
+             lambda patch: patch.setattr(outer_values, "record_in_steps", _once),
              "items up to a number of the file"),
     Ablation("sizes that lead to something new go on",
              lambda patch: patch.setattr(OtherSizes, "_try_further", lambda self, axes, accepts: None),
