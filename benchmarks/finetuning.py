@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import fnmatch
 import itertools
 import json
 import statistics
@@ -118,6 +119,33 @@ class Replayed(nn.Module):
         return self._out
 
 
+def replayed(net: nn.Module, layers: str) -> list[str]:
+    """Return the paths of the modules that CUDA graphs replay: the layers that are compared, or the whole network.
+
+    A graph replays what is inside of a module, so that only its own outputs can be compared.
+    """
+    return fnmatch.filter((path for path, _ in net.named_modules()), layers)
+
+
+def with_graphs(net: nn.Module, layers: str) -> nn.Module:
+    """Return a network without gradients whose parts are replayed."""
+    if not layers:
+        return Replayed(net)
+    for path in replayed(net, layers):
+        net.set_submodule(path, Replayed(net.get_submodule(path)))
+    return net
+
+
+def inputs_of(parts: Sequence[nn.Module], net: nn.Module, x: Tensor) -> list[Tensor]:
+    """Return a tensor like the one that each part of a network is called with, with gradients where that has them."""
+    inputs: dict[nn.Module, Tensor] = {}
+    hooks = [part.register_forward_pre_hook(lambda part, args: inputs.update({part: args[0]})) for part in parts]
+    net(x)
+    for hook in hooks:
+        hook.remove()
+    return [inputs[part].detach().clone().requires_grad_(inputs[part].requires_grad) for part in parts]
+
+
 class Classifier(LightningModule):
     """A network that trains at one cycle of the learning rate, and is tested after each epoch.
 
@@ -165,11 +193,13 @@ class Classifier(LightningModule):
         return time.process_time() if self.device.type == "cpu" else time.perf_counter()
 
     def on_train_start(self) -> None:
-        """Record a graph of the forward and the backward pass, which leaves the norms' statistics as they are."""
+        """Record graphs of the forward and the backward pass, which leaves the norms' statistics as they are."""
         if self.options.graphs:
             x = torch.randn(self.options.batch, 3, 32, 32, device=self.device)
             state = copy.deepcopy(self.net.state_dict())
-            torch.cuda.make_graphed_callables(self.net, (x.contiguous(memory_format=torch.channels_last),))
+            parts = tuple(self.net.get_submodule(name) for name in replayed(self.net, self.options.layers))
+            inputs = inputs_of(parts, self.net, x.contiguous(memory_format=torch.channels_last))
+            torch.cuda.make_graphed_callables(parts, tuple((x,) for x in inputs))
             self.net.load_state_dict(state)
 
     def on_train_epoch_start(self) -> None:
@@ -253,7 +283,7 @@ def trained(options: argparse.Namespace) -> Row:
         bordered = F.pad(torch.from_numpy(arrays["x_train"]).to(options.device), (0, 0, 4, 4, 4, 4))
     module = Classifier(small.train().to(memory_format=torch.channels_last), images, (bordered, labels), options)
     teacher = dense.to(memory_format=torch.channels_last)
-    teacher = Replayed(teacher) if options.graphs else teacher
+    teacher = with_graphs(teacher, options.layers) if options.graphs else teacher
     trainer = Trainer(
         accelerator=options.device, devices=1, precision=options.precision,
         max_epochs=options.epochs, logger=False,
@@ -349,8 +379,6 @@ def main() -> int:
     options = parser.parse_args()
     if options.graphs and options.device != "cuda":
         parser.error("--graphs replays CUDA graphs: add --device cuda, or leave it out.")
-    if options.graphs and options.layers:
-        parser.error("--graphs replays the whole network, which hides its layers: leave out --graphs or --layers.")
     lines = options.keep.read_text().splitlines() if options.keep.exists() else []
     table = [{"criterion": "reconstruction", "layers": ""} | json.loads(line) for line in lines]
     if options.finished and not table:

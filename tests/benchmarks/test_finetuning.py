@@ -15,6 +15,7 @@ from benchmarks import finetuning
 from benchmarks.cifar_resnets import CifarResNet
 from benchmarks.finetuning import Classifier, Epoch
 from tests.benchmarks.test_accuracy import archive
+from tests.engine.exactness import relative_error
 
 
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> dict[str, Any]:
@@ -157,6 +158,33 @@ def test_graphs_need_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     with pytest.raises(SystemExit):
         run(tmp_path / "net", monkeypatch, "--graphs")
     assert "add --device cuda" in capsys.readouterr().err
+
+
+def test_graphs_replay_the_layers_that_are_compared() -> None:
+    """Or the whole network; the examples of their inputs are like those that they are called with."""
+    net = CifarResNet(1)
+    assert finetuning.replayed(net, "") == [""]
+    assert (paths := finetuning.replayed(net, "layer?.?")) == ["layer1.0", "layer2.0", "layer3.0"]
+    x = torch.randn(2, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    inputs = finetuning.inputs_of([net, *map(net.get_submodule, paths)], net, x)
+    assert [tuple(x.shape[1:]) for x in inputs] == [(3, 32, 32), (16, 32, 32), (16, 32, 32), (32, 16, 16)]
+    assert [x.requires_grad for x in inputs] == [False, True, True, True] and all(x.is_leaf for x in inputs)
+    assert not any(module._forward_pre_hooks for module in net.modules())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("layers", ["", "layer?.?"])
+def test_graphs_train_to_the_same_network(layers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the teacher's outputs alone, and with those of its layers."""
+    weights = []
+    for kind in ("eager", "graphs"):
+        more = ["--device", "cuda", "--layers", layers, *(("--graphs",) if kind == "graphs" else ())]
+        run(tmp_path / kind, monkeypatch, *more)
+        file = next((tmp_path / kind / "runs").glob("*/last.ckpt"))
+        state = torch.load(file, weights_only=False, map_location="cpu")["state_dict"]
+        weights.append(torch.cat([tensor.flatten() for name, tensor in state.items() if name.endswith("weight")]))
+    assert relative_error(weights[:1], weights[1:]) < 1e-2
 
 
 def test_an_epoch_shifts_and_mirrors() -> None:
