@@ -174,12 +174,21 @@ def test_graphs_replay_the_layers_that_are_compared() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream", "ignore:Attempting to run cuBLAS")
 @pytest.mark.parametrize("layers", ["", "layer?.?"])
 def test_graphs_train_to_the_same_network(layers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the teacher's outputs alone, and with those of its layers."""
     weights = []
     for kind in ("eager", "graphs"):
-        more = ["--device", "cuda", "--layers", layers, *(("--graphs",) if kind == "graphs" else ())]
+        more = [
+            "--device",
+            "cuda",
+            "--stream",
+            "kept",
+            "--layers",
+            layers,
+            *(("--graphs",) if kind == "graphs" else ()),
+        ]
         run(tmp_path / kind, monkeypatch, *more)
         file = next((tmp_path / kind / "runs").glob("*/last.ckpt"))
         state = torch.load(file, weights_only=False, map_location="cpu")["state_dict"]
