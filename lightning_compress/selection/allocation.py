@@ -79,7 +79,7 @@ class Allocator:
         if lowest > self.budget:
             raise MisconfigurationException(
                 f"`amount={amount}` of the {target} cannot be reached: at least {lowest:,.0f} remain, but the target "
-                f"is {self.budget:,.0f}."
+                f"is {self.budget:,.0f}.{selection.layers_that_stay(groups)}"
             )
 
     def keep(self, amounts: Mapping[str, float]) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
@@ -139,6 +140,26 @@ def check_prunable(groups: Sequence[Group], layers: Sequence[str]) -> None:
             f"Nothing can be pruned in {'the layers ' + repr(list(layers)) if layers else 'the model'} ({reasons})."
             f"{_OF_STEPS if TRAINING in reasons else ''}"
         )
+
+
+def layers_that_stay(groups: Sequence[Group], most: int = 3) -> str:
+    """Return a sentence that names the largest groups that cannot be pruned, with the reasons; empty if all can.
+
+    Example:
+        >>> import torch, engine
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+        >>> layers_that_stay(engine.dependency_groups(net, torch.zeros(1, 2)))
+        ' What stays whole in any case: 2 (is an output of the model).'
+    """
+    whole = sorted((group for group in groups if group.reason), key=_weights, reverse=True)
+    named = "; ".join(f"{group.name} ({group.reason})" for group in whole[:most])
+    more = f"; and {len(whole) - most} more, which `summarize` lists" if len(whole) > most else ""
+    return f" What stays whole in any case: {named}{more}." if whole else ""
+
+
+def _weights(group: Group) -> int:
+    """Return the number of weights that produce a group's units."""
+    return sum(math.prod(member.shape) for member in group.members if member.role == "out")
 
 
 def kept_units(groups: Sequence[Group], masks: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -117,6 +117,7 @@ class Selector:
             raise MisconfigurationException(
                 f"The target of {wanted:,.0f} {targets.UNITS[self.target]} cannot be reached: at least {lowest:,.0f} "
                 f"of {reference:,.0f} remain. Prune more layers, or relax what limits it: {self._limits()}."
+                f"{selection.layers_that_stay(subject.groups)}"
             )
 
     def _chosen(self, subject: targets.Subject) -> list[Group]:
