@@ -1,14 +1,15 @@
-"""Checks of numbers that users pass."""
+"""Checks of numbers and names that users pass."""
 
 from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Iterable
 from typing import Any
 
 from engine.errors import InputError
 
-__all__ = ["check_number"]
+__all__ = ["as_names", "check_number"]
 
 
 def check_number(
@@ -52,3 +53,28 @@ def check_number(
     what = what or ("an integer" if whole else "a finite number" if infinite else "a number")
     bounds = f" >= {least}" if least is not None else f" > {above}" if above is not None else ""
     raise error(f"`{name}` must be {what}{bounds}, got {value!r}.")
+
+
+def as_names(name: str, value: str | Iterable[str] | None, error: type[Exception] = InputError) -> tuple[str, ...]:
+    """Return one or several names or name patterns as a tuple.
+
+    Args:
+        name: name of the argument, for the error.
+        value: its value; None counts as none.
+        error: class of the error.
+
+    Raises:
+        InputError: or ``error``, if it holds anything else than text.
+
+    Example:
+        >>> as_names("constants", "embed"), as_names("constants", ["embed", "*.scale"])
+        (('embed',), ('embed', '*.scale'))
+    """
+    several = () if value is None else tuple(value) if _is_list(value) else (value,)
+    if not all(isinstance(one, str) for one in several):
+        raise error(f"`{name}` must be a name pattern or a list of them, got {value!r}.")
+    return several  # type: ignore[return-value]
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, str)

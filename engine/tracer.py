@@ -22,6 +22,7 @@ from engine.alternatives.axes import axes_of
 from engine.alternatives.modes import Calls, Switches, may_differ, watched
 from engine.alternatives.mutable_state import MutableState
 from engine.alternatives.outer_values import OuterValue, OuterValues
+from engine.bounds import as_names
 from engine.errors import TraceError
 from engine.numbers.integers import tagged
 from engine.numbers.sizes import Size
@@ -329,11 +330,11 @@ def trace(
     model: nn.Module,
     example_inputs: Any,
     *,
-    constants: Collection[str] | None = None,
+    constants: str | Collection[str] | None = None,
     dynamic_dims: Any = None,
     entries: Mapping[str, Any] | Sequence[Any] | None = None,
     explore: bool = False,
-    opaque: Collection[str] = (),
+    opaque: str | Collection[str] = (),
     spread: Mapping[str, int] | None = None,
 ) -> Graph:
     """Record the forward pass of a model.
@@ -372,6 +373,7 @@ def trace(
     args, kwargs = resolve_inputs(example_inputs)
     further = entries_of(entries)
     axes_of(args, kwargs, dynamic_dims)
+    constants, opaque = as_names("constants", constants), as_names("opaque", opaque)
     inputs = [(args, kwargs), *([larger_inputs(args, kwargs)] if explore else [])]
     with EXCLUSIVE, settled(model):
         with separate_layers(model, spread or {}):
@@ -382,12 +384,12 @@ def trace(
         graph = replace(
             graph,
             explored=explore,
-            constants=None if constants is None else tuple(constants),
+            constants=constants or None,
             dynamic_dims=dynamic_dims,
             decided=decided,
             entries=tuple(recorder.entries),
             on_data=frozenset(recorder.on_data),
-            opaque=tuple(opaque),
+            opaque=opaque,
             headwise=attention,
             spans=spans_of(model),
             spread=dict(spread or {}),

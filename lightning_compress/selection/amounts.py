@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from engine import Group, Member
+from engine.bounds import as_names
 from lightning_compress.trainer.packages import MisconfigurationException
 from lightning_compress.trainer.steps import TRAINING
 
@@ -42,12 +43,7 @@ def as_patterns(patterns: str | Sequence[str] | None, name: str = "layers") -> t
         >>> as_patterns("conv*"), as_patterns(None)
         (('conv*',), ())
     """
-    if patterns is None or isinstance(patterns, str):
-        return () if patterns is None else (patterns,)
-    several = tuple(patterns) if isinstance(patterns, Iterable) else (patterns,)
-    if not isinstance(patterns, Iterable) or not all(isinstance(pattern, str) for pattern in several):
-        raise MisconfigurationException(f"`{name}` must be a name pattern or a list of them, got {patterns!r}.")
-    return several
+    return as_names(name, patterns, MisconfigurationException)
 
 
 def amounts(

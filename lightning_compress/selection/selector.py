@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 Amount = float | Mapping[str, float]
 ScopeSpec = str | Callable[[Group], Hashable]
 
+_DECLARE = " An argument that you never pass, and that would run other code, can be declared: `constants='its name'`."
+
 
 @dataclass(frozen=True)
 class Selector:
@@ -114,10 +116,11 @@ class Selector:
         descent = self._descent(self._ladders(subject, None, {}, {}))
         lowest, wanted = subject.counted(self.target, descent.keep(len(descent))), self.final(reference)
         if lowest > wanted:
+            whole = selection.layers_that_stay(subject.groups)
             raise MisconfigurationException(
                 f"The target of {wanted:,.0f} {targets.UNITS[self.target]} cannot be reached: at least {lowest:,.0f} "
                 f"of {reference:,.0f} remain. Prune more layers, or relax what limits it: {self._limits()}."
-                f"{selection.layers_that_stay(subject.groups)}"
+                f"{whole}{_DECLARE if 'did not run' in whole else ''}"
             )
 
     def _chosen(self, subject: targets.Subject) -> list[Group]:

@@ -1,4 +1,4 @@
-"""Tests of the checks of numbers."""
+"""Tests of the checks of numbers and names."""
 
 from __future__ import annotations
 
@@ -45,3 +45,15 @@ def test_fits_of_weights_refuse_them(options: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=f"`{name}` must be "):
         engine.reconstruction_losses(net, x, engine.dependency_groups(net, x), [torch.randn(8, 2)], **options)
     assert torch.equal(net[1].weight, before)
+
+
+@pytest.mark.parametrize("argument", ["constants", "opaque"])
+def test_one_name_is_a_list_of_one(argument: str) -> None:
+    """A text is not taken for its letters; what is no text is an error that names the argument."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    net.register_buffer("scale", torch.ones(1))
+    name = {"constants": "scale", "opaque": "0"}[argument]
+    assert getattr(engine.trace(net, torch.zeros(1, 2), **{argument: name}), argument) == (name,)
+    for wrong in (5, [5]):
+        with pytest.raises(InputError, match=f"`{argument}` must be a name pattern or a list of them, got"):
+            engine.trace(net, torch.zeros(1, 2), **{argument: wrong})

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import engine
 from lightning_compress.selection import targets
@@ -92,6 +93,34 @@ def test_out_of_reach_is_an_error(subject: targets.Subject) -> None:
         match="target of .* cannot be reached.*remain.*What stays whole in any case: .*is an output of the model",
     ):
         Selector(0.9, target="macs", layers=("wide",), max_amount=0.5).check_reachable(subject, dense)
+
+
+class _Returning(nn.Module):
+    """Returns its features if asked to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.free, self.wide, self.head = nn.Linear(4, 2), nn.Linear(2, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor, features: Any = None) -> Any:
+        h = self.wide(self.free(x).relu()).relu()
+        if features is not None:
+            return features.pool(h)
+        return self.head(h)
+
+
+def test_out_of_reach_due_to_an_argument_says_how_to_declare_it() -> None:
+    """Code that did not run keeps layers whole, until the argument that would run it is declared."""
+    model, x = _Returning(), torch.ones(1, 4)
+    for constants in (None, "features"):
+        graph = engine.trace(model, x, constants=constants)
+        subject = targets.Subject(model, x, graph, engine.dependency_groups(model, x, graph=graph))
+        selector, dense = Selector(0.4, target="macs"), targets.reference(subject, "macs")
+        if constants:
+            selector.check_reachable(subject, dense)
+        else:
+            with pytest.raises(MisconfigurationException, match="wide .*did not run.*`constants='its name'`"):
+                selector.check_reachable(subject, dense)
 
 
 @pytest.mark.parametrize(
