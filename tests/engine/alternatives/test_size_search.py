@@ -112,3 +112,11 @@ def test_the_next_number_of_thresholds() -> None:
     axes = [axis for axis in axes if min(axis.places)[1] == 2]
     assert _further(guard, axes, numbers={3, 6, 20}) == [{2: 21}, {2: 6}]
     assert _further(guard, axes, 24, 5, numbers={3, 6, 20}) == [{2: 3}]
+
+
+def test_runs_that_compared_more_sizes_say_nothing_of_these() -> None:
+    """One line of code may compare one size in a layer, and two in another."""
+    guard, axes = _guard(">", 8, False)
+    runs: list[tuple[int, ...]] = [(8,), (8, 6)]
+    own, both = (list(map(_named, sizes_further(guard, {8}, seen, {}, {}, axes))) for seen in (runs[:1], runs))
+    assert own == both and own
