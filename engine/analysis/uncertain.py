@@ -43,7 +43,10 @@ _SPATIAL = frozenset(
 )
 """Arguments that say how much of the dimensions behind the channels is taken."""
 
-_PADS = frozenset(["padding", "output_padding"])
+_MARGINS = "pad"
+"""Argument with two numbers for each of the last dimensions, from the last one on."""
+
+_PADS = frozenset(["padding", "output_padding", _MARGINS])
 """Those of them that put other entries beside constants."""
 
 _POSITIVE = frozenset(["eps", "momentum"])
@@ -115,6 +118,8 @@ def dims_of(node: Node, names: Sequence[str], preserved: Pairs) -> tuple[int, ..
     if rank > 1 and names and _SPATIAL.issuperset(names):
         axes = max(len(v) if isinstance(v, (list, tuple)) else 2 for v in (node.args[name] for name in names))
         return tuple(range(max(1, min(2, rank - axes)), rank))
+    if rank and list(names) == [_MARGINS]:
+        return tuple(range(rank - len(node.args[_MARGINS]) // 2, rank))
     named = node.args.get("dim", node.args.get("dims"))
     dims = [named] if isinstance(named, int) else named if isinstance(named, (list, tuple)) else []
     return tuple(dim % rank for dim in dims) if rank and dims else None

@@ -159,6 +159,42 @@ class _Nearest(nn.Module):
         return self.head(torch.cat([skip, up], 1))
 
 
+class _Framed(nn.Module):
+    """A margin that may be set, of zeros; and one by reflection, by which the last frame is filled, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.filled = nn.Conv1d(3, 8, 3), nn.Conv1d(8, 6, 4, stride=2)
+        self.head, self.left = nn.Conv1d(6, 4, 4, stride=2), 0
+
+    def delay(self, left: int) -> None:
+        """Set how much there is in front."""
+        self.left = left
+
+    def forward(self, x: Tensor) -> Any:
+        """Return what the layers make of full frames."""
+        y = self.stem(x).sigmoid()
+        y = self.filled(_framed(y, (self.left, 0), "constant")).sigmoid()
+        return self.head(_framed(y, (self.left, _missing(self.head, y)), "reflect"))
+
+
+def _missing(layer: nn.Conv1d, y: Tensor) -> int:
+    kernel, stride = layer.kernel_size[0], layer.stride[0]
+    frames = (y.shape[-1] - kernel) / stride + 1
+    return (math.ceil(frames) - 1) * stride + kernel - y.shape[-1]
+
+
+def _framed(y: Tensor, margins: tuple[int, int], mode: str) -> Tensor:
+    left, right = margins
+    assert left >= 0 and right >= 0
+    return F.pad(y, margins, mode)
+
+
+def _delayed(net: nn.Module) -> Any:
+    net.delay(3)  # type: ignore[operator]
+    return once(2, 3, 21)(net)
+
+
 class _Causal(nn.Module):
     """A convolution over time, padded on the left by as much as is missing from a whole number of frames."""
 
@@ -273,6 +309,14 @@ TRAPS = [
         make=_Causal,
         example=lambda model: torch.zeros(2, 3, 8, dtype=torch.float64),
         uses=_TIMES,
+        shrinks=True,
+    ),
+    Trap(
+        name="pads by an amount that may be set",
+        source="facebookresearch/encodec modules/conv.py, math.ceil of frames; F.pad in reflect mode",
+        make=_Framed,
+        example=lambda model: torch.zeros(2, 3, 20, dtype=torch.float64),
+        uses=[*at((1, 3, 21), (2, 3, 19), (1, 3, 34), (3, 3, 12)), _delayed],
         shrinks=True,
     ),
     Trap(
