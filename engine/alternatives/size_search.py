@@ -108,7 +108,8 @@ def sizes_further(
         return left if is_count else [result(Apply(expr.symbol, left, n)) for n in sorted(numbers)]
 
     present = [leaf.value.shape[leaf.dim] for leaf in leaves_of_size]
-    had = [number(sizes) for sizes in (*seen, present)]
+    # one line may compare another number of sizes in another run
+    had = [number(sizes) for sizes in (*seen, present) if len(sizes) == len(present)]
     for place, leaf in enumerate(leaves_of_size):
         size = present[place]
         for sizes in (range(size + 1, min(MOST_TIMES_FURTHER * size, LARGEST_SIZE) + 1), range(size - 1, 0, -1)):
