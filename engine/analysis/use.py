@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import torch
@@ -122,6 +122,17 @@ class Use:
         if before is not None:
             used = before | used
         self._arrays[value.index] = used if list(used.shape) == shape else used.expand(shape)
+
+    def add_beside(self, values: Iterable[Value | None], used: Tensor) -> None:
+        """Mark what an op has in the place of its parameters, where it is computed: scales, shifts, statistics.
+
+        Args:
+            values: in the place of the parameters.
+            used: which of their entries used outputs read.
+        """
+        for value in values:
+            if value is not None and not value.stored:
+                self.add(value, used)
 
     def add_all(self, value: Value) -> None:
         """Mark all entries of a value as used."""

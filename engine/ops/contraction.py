@@ -231,6 +231,7 @@ def used(node: Node, use: Use, c: Contraction, order: Sequence[int] | None = Non
         use.add(c.input, inputs.view(shape) & any_over(use[c.output], [c.output_dim]).permute(*order))
     else:
         use.add(c.input, inputs.view(shape))
+    use.add_beside([c.bias], use.along(c.output, c.output_dim))
     for value in node.inputs:
         if not value.stored and value is not c.input and value is not c.bias:
             for what in [value] if value is c.weight else indices_of(value):

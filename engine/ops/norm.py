@@ -17,11 +17,11 @@ from engine.rule import Rare, Rule, Sample, Shapes
 
 __all__ = ["RULES"]
 
-_STORED = ("weight", "bias", "running_mean", "running_var")
+_PER_CHANNEL = ("weight", "bias", "running_mean", "running_var")
 
 
-def _stored(node: Node) -> list[Value]:
-    return [node.args[name] for name in _STORED if node.args[name] is not None]
+def _per_channel(node: Node) -> list[Value]:
+    return [node.args[name] for name in _PER_CHANNEL if node.args[name] is not None]
 
 
 def _labels(node: Node, labels: Labels) -> None:
@@ -29,7 +29,7 @@ def _labels(node: Node, labels: Labels) -> None:
     channels = labels.along(x, 1)
     for layer in labels.without(x, [d for d in range(x.ndim) if d != 1], f"{node!r} averages over it"):
         labels.add(node.output, layer)
-    for value in _stored(node):
+    for value in _per_channel(node):
         labels.per_channel(value, channels)
 
 
@@ -95,6 +95,7 @@ def _use(node: Node, use: Use) -> None:
     if dead is not None and dead.any():
         wanted = wanted & ~dead.view([1, -1] + [1] * (node.output.ndim - 2))
     use.add(node.args["input"], wanted)
+    use.add_beside(_per_channel(node), use.along(node.output, 1))
 
 
 def _attributes(node: Node, shapes: Shapes) -> Mapping[str, int]:

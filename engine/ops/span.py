@@ -77,6 +77,7 @@ def _layer_used(node: Node, use: Use) -> None:
     """Every entry contributes to the statistics."""
     used = use[node.output]
     use.add(node.args["input"], any_over(used, range(used.ndim - len(node.args["normalized_shape"]), used.ndim)))
+    use.add_beside(_affine(node), used)
 
 
 def _statistic(node: Node) -> Statistic | None:
@@ -116,6 +117,7 @@ def _group_used(node: Node, use: Use) -> None:
         used = used.unflatten(1, (_groups(node), -1)).any(2, keepdim=True)
         used = used.expand(-1, -1, node.output.shape[1] // _groups(node), *used.shape[3:]).flatten(1, 2)
     use.add(node.args["input"], used)
+    use.add_beside(_affine(node), use.along(node.output, 1))
 
 
 def _group_statistic(node: Node) -> Statistic:
@@ -128,13 +130,15 @@ def _group_attributes(node: Node, shapes: Shapes) -> Mapping[str, int]:
 
 # ---------------------------------------------------------------- instance norm
 
+_PER_CHANNEL = ("weight", "bias", "running_mean", "running_var")
+
 
 def _instance_labels(node: Node, labels: Labels) -> None:
     source = node.args["input"]
     channels = labels.along(source, 1)
     for layer in labels.without(source, [d for d in range(source.ndim) if d != 1], f"{node!r} averages over it"):
         labels.add(node.output, layer)
-    for name in ("weight", "bias", "running_mean", "running_var"):
+    for name in _PER_CHANNEL:
         value = node.args[name]
         if value is not None and channels is None:
             labels.fix(value, 0)
@@ -162,6 +166,7 @@ def _instance_attributes(node: Node, shapes: Shapes) -> Mapping[str, int]:
 def _instance_used(node: Node, use: Use) -> None:
     used = use[node.output]
     use.add(node.args["input"], any_over(used, range(2, used.ndim)))
+    use.add_beside((node.args[name] for name in _PER_CHANNEL), use.along(node.output, 1))
 
 
 # ---------------------------------------------------------------- samples

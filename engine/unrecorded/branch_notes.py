@@ -86,7 +86,7 @@ def notes_on_modules(idle: Iterable[str], methods: Iterable[str]) -> list[str]:
         ['Modules that did not run and keep all channels: head.']
     """
     notes = []
-    if idle := list(idle):
+    if idle := [name for name in idle if name]:  # the model itself ran, whatever parameter of it nothing reads
         notes.append(f"Modules that did not run and keep all channels: {listed(idle)}.")
     if methods := list(methods):
         notes.append(

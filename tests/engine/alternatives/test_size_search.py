@@ -120,3 +120,31 @@ def test_runs_that_compared_more_sizes_say_nothing_of_these() -> None:
     runs: list[tuple[int, ...]] = [(8,), (8, 6)]
     own, both = (list(map(_named, sizes_further(guard, {8}, seen, {}, {}, axes))) for seen in (runs[:1], runs))
     assert own == both and own
+
+
+def test_sizes_of_another_run_are_as_many_as_it_compares() -> None:
+    """A line that compares a smaller side may compare one size in one run, and two in another."""
+    guard, axes = _guard(">", 3, True)
+    axes = [axis for axis in axes if min(axis.places)[1] == 2]
+    further = sizes_further(guard, {3, 6}, [(5, 9), (7,)], {}, {}, axes)
+    assert list(map(_named, further)) == list(map(_named, sizes_further(guard, {3, 6}, [(7,)], {}, {}, axes)))
+
+
+def test_levels_down_to_a_size() -> None:
+    """The levels of a pyramid end where a side is small, whichever is the smaller one."""
+
+    class Levels(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 2, 1)
+            self.down = nn.ModuleList(nn.Conv2d(8, 8, 3, 2, 1) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Any:
+            levels = [self.stem(x)]
+            for layer in self.down:
+                if min(levels[-1].shape[-2:]) < 3:
+                    break
+                levels.append(layer(levels[-1]))
+            return [self.head(level) for level in levels]
+
+    assert engine.trace(Levels(), torch.zeros(2, 3, 16, 16)).nodes

@@ -46,3 +46,17 @@ def test_an_argument_that_a_condition_tests_is_named() -> None:
         graph = engine.trace(net, example, constants=[name])
         reasons = [group.reason for group in engine.dependency_groups(net, example, graph=graph)]
         assert reasons[0] is None
+
+
+def test_the_model_itself_is_no_module_that_did_not_run() -> None:
+    """A parameter of the model that nothing reads gave a note with an empty name."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.spare = nn.Linear(4, 3), nn.Parameter(torch.zeros(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.body(x)  # type: ignore[no-any-return]
+
+    assert not engine.trace(Net(), torch.randn(2, 4)).notes

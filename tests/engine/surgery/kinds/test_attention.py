@@ -157,6 +157,19 @@ def test_an_unbatched_call() -> None:
     assert all(relative_error([a], [b]) <= 1e-12 for a, b in zip(expected, found, strict=True))
 
 
+@pytest.mark.parametrize("mask", ["none", "per head", "padding"])
+def test_an_empty_batch(mask: str) -> None:
+    """A batch without samples comes back as one: its masks have no entries to tell a size from."""
+    plain = randomised(nn.MultiheadAttention(8, 2, batch_first=True))
+    x = torch.zeros(0, 4, 8).double()
+    more = {"key_padding_mask": torch.zeros(0, 4, dtype=torch.bool)} if mask == "padding" else {}
+    more |= {"attn_mask": torch.zeros(0, 4, 4).double()} if mask == "per head" else {}
+    results = [plain(x, x, x, **more)]  # with gradients, as torch has another path without
+    with headwise(plain):
+        results.append(plain(x, x, x, **more))
+    assert [[t.shape for t in result] for result in results] == [[(0, 4, 8), (0, 4, 4)]] * 2
+
+
 def test_what_cannot_take_the_form() -> None:
     """A subclass may have code of its own, and is left as it is."""
     assert shape_free(nn.MultiheadAttention(8, 2))
