@@ -392,9 +392,9 @@ def _outputs(problem: _Problem, keep: Tensor) -> dict[str, list[_Outputs]]:
         if slots is not None:
             macs = structure.rules.of(node).macs(node, lambda value: value.shape) if node.path == "eval" else 0
             weights = sum(math.prod(other.weight.shape) for other in structure.rules.contractions(node))
-            share = macs * math.prod(c.weight.shape) / weights
+            share = macs * math.prod(c.weight.shape) / max(weights, 1)
             own = outputs_by_module.setdefault(node.module, {})
             earlier = own[c.weight.index].macs if c.weight.index in own else 0.0
             before = problem.constants.links(c).outputs().reshape(-1)
-            own[c.weight.index] = _Outputs(slots, before, keep[slots], earlier + share / batch / len(slots))
+            own[c.weight.index] = _Outputs(slots, before, keep[slots], earlier + share / batch / max(len(slots), 1))
     return {module: list(own.values()) for module, own in outputs_by_module.items()}

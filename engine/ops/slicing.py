@@ -13,8 +13,8 @@ from engine.analysis.labels import Labels
 from engine.ops.samples import residual
 from engine.ops.shape import Kept, Move, call_on, move_labels, shape_rule, source_of, through
 from engine.program.arrays import support
-from engine.program.graph import Node
-from engine.rule import Demand, Sample, Shapes
+from engine.program.graph import Graph, Node
+from engine.rule import Demand, Rare, Sample, Shapes
 
 __all__ = ["MOVES", "ONE", "RULES"]
 
@@ -105,6 +105,12 @@ def _picked_labels(node: Node, labels: Labels) -> None:
             layer = labels.tie(layer, [dim] if layer.size(dim) > 1 else [])
         for k, value in enumerate(node.outputs):
             labels.add(value, _selected(node, layer, k))
+
+
+def _beside_the_picked(node: Node, graph: Graph) -> Mapping[int, int]:
+    """Return the dimensions that a choice of an index leaves alone, whichever index it is: all others."""
+    picked = _dim(node)
+    return {dim: dim - (dim > picked) for dim in range(source_of(node).ndim) if dim != picked}
 
 
 def _slice_labels(node: Node, labels: Labels) -> None:
@@ -204,6 +210,6 @@ MOVES: Mapping[str, Move] = (
 RULES = [
     shape_rule(_PIECES, _piece, _piece_labels, demands=_piece_demands),
     shape_rule(("slice", "narrow"), _sliced, _slice_labels, demands=_slice_demands, samples=_samples),
-    shape_rule(ONE, _selected, _picked_labels),
+    shape_rule(ONE, _selected, _picked_labels, rare=Rare(preserved=_beside_the_picked)),
     shape_rule(("unfold",), _windows, _window_labels),
 ]

@@ -130,7 +130,7 @@ def reduce_to(array: Tensor, shape: Sequence[int]) -> Tensor:
     while array.ndim > len(shape):
         array = array.any(0)
     for dim, size in enumerate(shape):
-        if size == 1 and array.size(dim) > 1:
+        if size == 1 and array.size(dim) != 1:  # an empty dimension has no entry that is used
             array = array.any(dim, keepdim=True)
     return array
 

@@ -25,7 +25,7 @@ from engine.program.expressions import Expr, leaves
 from engine.program.graph import Origin, Value, walk_values
 from engine.program.signature import Signature, signature
 from engine.program.stored import distinct_modules, unsettled
-from engine.program.trees import list_tensors, map_tensors, tensors_in
+from engine.program.trees import list_tensors, map_tensors, results_in, tensors_in
 from engine.recording.buffer_vectors import BufferVectors, VectorCall
 from engine.recording.versions import Versions
 from engine.running.escapes import outliving_tensors
@@ -40,6 +40,7 @@ from engine.unrecorded.unreached import assumptions_about_unreached_code
 __all__ = ["MODULE", "Recorder"]
 
 MODULE = "engine::module"
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 class Recorder(Versions, TorchDispatchMode):
@@ -123,13 +124,11 @@ class Recorder(Versions, TorchDispatchMode):
             self._weights |= set(self._computed_weights())
 
     def _computed_weights(self) -> Iterator[tuple[str, str]]:
-        """Yield module and name of each attribute that holds a tensor computed from parameters and buffers alone."""
+        """Yield module and name of each attribute with tensors that were computed from parameters and buffers alone."""
         for name, module in distinct_modules(self._model).items():
-            attributes = vars(module)
-            if self._current.keys().isdisjoint(map(id, attributes.values())):
-                continue
-            for key, held in attributes.items():
-                if isinstance(held, Tensor) and id(held) in self._current and self._is_stored(self._read(held)):
+            for key, held in vars(module).items():
+                holds = key not in _OF_EVERY_MODULE and next(tensors_in(held), None) is not None
+                if holds and all(id(t) in self._current and self._is_stored(self._read(t)) for t in results_in(held)):
                     yield name, key
 
     def has_computed(self, tensor: Tensor) -> bool:

@@ -8,6 +8,7 @@ import pickle
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import engine
 from engine.errors import InputError
@@ -209,3 +210,37 @@ def test_columns_of_a_table_go(policy: str) -> None:
     fixed = engine.fix_mask_conflict({"table": {"weight": kept.expand(7, 6)}}, model, ids, policy=policy)
     assert fixed["table"]["weight"][0].tolist() == kept.tolist()
     assert engine.ModelSpeedup(model, ids, fixed).speedup_model().layer.input_size == 4
+
+
+class _Slice(nn.Linear):
+    """A linear layer of which a method chooses how much of it runs, as in slimmable networks."""
+
+    share = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight[:, : int(self.in_features * self.share)], self.bias)
+
+
+class _Slimmable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 8), _Slice(8, 2)
+
+    def set_share(self, share: float) -> None:
+        self.head.share = share
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x).relu()[:, : int(8 * self.head.share)])
+
+
+def test_a_layer_that_is_empty_in_another_recording() -> None:
+    """At a share of 0, the layer has no weights; masks are repaired nevertheless, and the channels stay."""
+    model = randomised(_Slimmable())
+    masks = engine.fix_mask_conflict(channel_masks(model, 0), model, torch.randn(3, 4).double())
+    reference = masked(model, masks)
+    engine.ModelSpeedup(model, torch.randn(3, 4).double(), masks).speedup_model()
+    for share in (1.0, 0.5, 0.0):
+        x = torch.randn(5, 4).double()
+        for net in (reference, model):
+            net.set_share(share)
+        assert torch.allclose(reference(x), model(x), rtol=1e-9, atol=0)

@@ -252,3 +252,17 @@ def test_a_negative_bound_behind_which_nothing_is_kept(part: str) -> None:
     width = 6 if part == "end" else 2
     model = randomised(Net(forward, stem=nn.Conv2d(3, 8, 1), head=nn.Linear(width, 2)))
     check_exact(model, dead(model, {"stem": [0, 2, 3, 5, 6, 7]}), image())
+
+
+@pytest.mark.parametrize("index", [lambda x: int(x.abs().sum() > 30), lambda x: x.shape[2] // 2])
+def test_an_index_that_may_be_another_concerns_its_dimension_alone(index: Callable[[Tensor], int]) -> None:
+    """Whichever row is picked, its channels are those of all rows."""
+    model = randomised(
+        Net(
+            lambda m, x: m.head(m.stem(x)[:, :, index(x)].mean(2)),
+            stem=nn.Conv2d(3, 8, 1),
+            head=nn.Linear(8, 2),
+        )
+    )
+    plan = check_exact(model, dead(model, {"stem": [0, 2, 3]}), image(), torch.randn(3, 3, 9, 5).double())
+    assert plan.slices["stem.weight"].shape == (5, 3, 1, 1)

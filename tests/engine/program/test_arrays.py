@@ -33,6 +33,11 @@ def test_compact_of_what_is_empty() -> None:
     assert compact(torch.zeros(1, 0, 8)).shape == (1, 0, 1)
 
 
+def test_an_empty_dimension_has_no_entry_that_is_true() -> None:
+    """Reduced to a single entry, it is False."""
+    assert reduce_to(torch.ones(1, 0, dtype=torch.bool), [1, 1]).tolist() == [[False]]
+
+
 def test_align_prepends_dimensions() -> None:
     """As broadcasting does."""
     assert align(torch.zeros(3, 1), 4).shape == (1, 1, 3, 1)

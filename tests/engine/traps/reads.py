@@ -240,6 +240,23 @@ def _one_of_the_channels(net: Any, x: Tensor, h: Tensor) -> Tensor:
     return h * h[:, best : best + 1].sigmoid()
 
 
+def _one_of_the_heads(net: Any, x: Tensor, h: Tensor) -> Tensor:
+    best = int(x.abs().sum() > 7)
+    return h * h.view(len(h), 2, 4)[:, best].repeat(1, 2)
+
+
+def _one_of_the_rows(net: Any, x: Tensor, h: Tensor) -> Tensor:
+    return h * h[int(x.abs().sum()) % len(h)].sigmoid()
+
+
+def _scanned(net: Any, x: Tensor, h: Tensor) -> Tensor:
+    states, state = [], torch.zeros(h.shape[1], dtype=h.dtype)
+    for step in range(len(x)):
+        state = state * 0.5 + h[step]
+        states.append(state)
+    return torch.stack(states)
+
+
 def _rolled(net: Any, x: Tensor, h: Tensor) -> Tensor:
     return h.roll(int(x.abs().sum()) % 7, 1) + h
 
@@ -286,6 +303,9 @@ AMOUNTS = [
     _trap("parts of a length that was read", "view(shape) with an estimated number of parts", _in_parts_of_read_length),
     _trap("a slice to a length", "x[: int(length)], as in speech models", _to_length),
     _trap("a channel chosen by the data", "indexing by argmax().item()", _one_of_the_channels),
+    _trap("a head chosen by the data", "experts in one layer: x.view(b, experts, -1)[:, best]", _one_of_the_heads),
+    _trap("a row chosen by the data", "the last step of a sequence: h[lengths.max() - 1]", _one_of_the_rows),
+    _trap("a step per round of a loop", "scans of state-space models: h = a[:, i] * h + b[:, i]", _scanned),
     _trap("a shift by a number that was read", "torch.roll by an estimated offset", _rolled),
     _trap("tokens kept by score", "EViT and DynamicViT with a count from the scores", _top_tokens),
     _trap("a halting sum", "adaptive computation time: while total < 1 - eps", _halting),

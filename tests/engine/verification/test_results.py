@@ -15,7 +15,7 @@ from engine.verification.certify import Observation
 from engine.verification.comparison import compare
 from engine.verification.results import attributes, results_of
 from engine.verification.witness import Witness
-from tests.engine.exactness import randomised
+from tests.engine.exactness import masked, randomised
 
 
 class Keeps(nn.Module):
@@ -77,3 +77,29 @@ def test_truth_values_in_an_object_are_compared() -> None:
     masks = {"body": {"weight": mask[:, None].expand(6, 3), "bias": mask}}
     speedup = engine.ModelSpeedup(randomised(Net()), torch.randn(2, 3).double(), masks)
     assert speedup.speedup_model().body.out_features == 3 and speedup.certificate.verified
+
+
+class _Fused(nn.Module):
+    """Two branches that are added up once, as reparametrised networks do for inference."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head, self.fused = nn.Linear(4, 8), nn.Linear(4, 8), nn.Linear(8, 2), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fused is None:
+            self.fused = self.one.weight + self.two.weight, {"bias": self.one.bias + self.two.bias}
+        return self.head(nn.functional.linear(x, self.fused[0], self.fused[1]["bias"]).relu())
+
+
+def test_weights_that_an_attribute_holds_in_a_container_are_no_results() -> None:
+    """They are narrow after the compaction, like a weight that stands in the attribute itself."""
+    model, x = randomised(_Fused()), torch.randn(3, 4).double()
+    mask = (torch.arange(8) % 2).double()
+    masks = {name: {"weight": mask[:, None].expand(8, 4), "bias": mask} for name in ("one", "two")}
+    reference = masked(model, masks)
+    speedup = engine.ModelSpeedup(model, x, masks)
+    assert len(speedup.speedup_model().one.weight) == 4 and speedup.certificate.verified
+    for _ in range(2):
+        assert torch.allclose(model(x), reference(x), rtol=1e-9, atol=0)
+    assert model.fused[0].shape == (4, 4)
