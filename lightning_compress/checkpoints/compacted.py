@@ -14,6 +14,7 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from engine.bounds import check_kinds
 from engine.compaction import KEY, check_plans, entries
 from engine.errors import CheckpointError, EngineError
 from engine.files import (
@@ -206,6 +207,7 @@ def load_compacted(
     Example:
         >>> module = load_compacted("runs/compacted.ckpt", MyLightningModule)  # doctest: +SKIP
     """
+    check_kinds(load_compacted, locals())
     _check_call(path, LightningModuleClass)
     is_folder = Path(path).is_dir()
     checkpoint = _read_small_folder(Path(path), map_location) if is_folder else read_checkpoint(path, map_location)

@@ -205,16 +205,20 @@ class Gatherer:
     def watch(self, model: nn.Module, graph: engine.Graph, groups: Sequence[engine.Group]) -> None:
         """Start collecting statistics of a model, until `close`."""
         meter = ActivityMeter(graph, groups) if "activity" in self.kinds else None
-        self.close()
+        self._stop()
         self._groups, self._meter = groups, meter
         if meter is not None:
             self._hook = model.register_forward_pre_hook(self._remember, with_kwargs=True)
 
     def close(self) -> None:
         """Stop collecting; the statistics remain available."""
+        self._stop()
+        self._module = None
+
+    def _stop(self) -> None:
         if self._hook is not None:
             self._hook.remove()
-        self._hook = self._meter = self._inputs = self._module = None
+        self._hook = self._meter = self._inputs = None
         self._groups = ()
 
     def __getstate__(self) -> dict[str, Any]:
