@@ -1,15 +1,43 @@
-"""Checks of numbers and names that users pass."""
+"""Checks of numbers and of other arguments that users pass."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import numbers
-from collections.abc import Iterable
-from typing import Any
+import os
+import reprlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
+
+import numpy as np
 
 from engine.errors import InputError
 
-__all__ = ["as_names", "check_number"]
+__all__ = ["as_names", "check_kinds", "check_number"]
+
+_NUMBERS = {float: numbers.Real, int: numbers.Integral}
+_ITERABLES = (Sequence, Collection, Iterable, list)
+_DESCRIPTIONS: dict[Any, str] = {
+    NoneType: "None",
+    Callable: "a function",
+    Collection: "a list",
+    Iterable: "an iterable",
+    Mapping: "a mapping",
+    Path: "a path",
+    Sequence: "a list",
+    bool: "True or False",
+    dict: "a dictionary",
+    float: "a number",
+    int: "an integer",
+    list: "a list",
+    os.PathLike: "a path",
+    str: "a string",
+    type: "a class",
+}
 
 
 def check_number(
@@ -78,3 +106,68 @@ def as_names(name: str, value: str | Iterable[str] | None, error: type[Exception
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, str)
+
+
+def check_kinds(function: Callable[..., Any], values: Mapping[str, Any], error: type[Exception] = InputError) -> None:
+    """Check that arguments are of the kinds with which a function's parameters are annotated.
+
+    What lists and mappings hold is not checked, nor are parameters that only take numbers: `check_number` is for those.
+
+    Args:
+        function: the function.
+        values: its arguments by name, ``locals()`` at its beginning.
+        error: class of the error.
+
+    Raises:
+        InputError: or ``error``, naming the first argument that does not fit.
+
+    Example:
+        >>> def draw(path: str | None, bars: bool = False) -> None:
+        ...     check_kinds(draw, locals())
+        >>> draw(None), draw(3)
+        Traceback (most recent call last):
+        ...
+        engine.errors.InputError: `path` must be a string or None, got 3.
+    """
+    for name, kinds in _parameters(function):
+        if not any(_fits(values[name], kind) for kind in kinds):
+            described = dict.fromkeys(_DESCRIPTIONS.get(kind) or f"a `{kind.__name__}`" for kind in kinds)
+            raise error(f"`{name}` must be {' or '.join(described)}, got {reprlib.repr(values[name])}.")
+
+
+@functools.cache
+def _parameters(function: Callable[..., Any]) -> list[tuple[str, tuple[Any, ...]]]:
+    """Return the parameters to check, each with the classes of which its argument may be."""
+    parameters, names = inspect.signature(function).parameters.values(), inspect.unwrap(function).__globals__
+    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    kinds = {p.name: _classes(p.annotation, names) for p in named}
+    return [(name, some) for name, some in kinds.items() if not set(some) <= {*_NUMBERS, NoneType}]
+
+
+def _classes(annotation: Any, names: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the classes that an annotation names; none if it admits anything, or is only there for type checkers."""
+    if isinstance(annotation, str):
+        try:
+            annotation = eval(annotation, names)  # of this package's own code
+        except NameError:
+            return ()
+    union = get_origin(annotation) in (Union, UnionType)
+    parts = get_args(annotation) if union else (annotation,)
+    kinds = [NoneType if part is None else get_origin(part) or part for part in parts]
+    return tuple(kinds) if all(map(_can_be_asked, kinds)) else ()
+
+
+def _can_be_asked(kind: Any) -> bool:
+    own = isinstance(kind, type) and kind not in (Any, inspect.Parameter.empty)
+    return own and not getattr(kind, "_is_protocol", False)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if kind in _NUMBERS:
+        return isinstance(value, _NUMBERS[kind]) and not isinstance(value, bool)
+    if kind is bool:
+        return isinstance(value, (bool, np.bool_))
+    if kind in _ITERABLES:  # a tensor, an array or a dataset serves as well
+        other = isinstance(value, (str, bytes, Mapping, numbers.Number))  # those of NumPy have `__getitem__`
+        return not other and (hasattr(value, "__iter__") or hasattr(value, "__getitem__"))
+    return isinstance(value, os.PathLike if kind is Path else kind)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from engine import html
 from engine.analysis.constraints import Constraint, Equal, Grouped
 from engine.analysis.slots import FROZEN
+from engine.bounds import check_kinds
 from engine.errors import InputError
 from engine.groups import Group, Member, groups_of, output_channels, producers_of
 from engine.plots import dependency_figure, show
@@ -339,6 +340,7 @@ def not_safe_to_prune(
 
     NNI: ``nni.compression.pytorch.utils.not_safe_to_prune``.
     """
+    check_kinds(not_safe_to_prune, locals())
     structure = structure_for(model, dummy_input, graph, rules)
     reasons: dict[str, str] = {}
     for name, output_slots in producers_of(structure):

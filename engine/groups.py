@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engine.bounds import check_kinds
 from engine.errors import InputError
 from engine.program.arrays import support
 from engine.program.contraction import Contraction
@@ -103,6 +104,7 @@ def dependency_groups(
           norm  1.bias [4]
           in    3.weight [2, 4, 1, 1]
     """
+    check_kinds(dependency_groups, locals())
     structure = structure_for(model, example_inputs, graph, rules)
     return groups_of(structure, [*(name for name, _ in model.named_parameters()), *structure.masked_tables])
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from engine.bounds import check_kinds
 from engine.errors import MaskError
 from engine.program.stored import modules_of, stored_tensors
 
@@ -170,6 +171,7 @@ def read_masks(model: nn.Module) -> dict[str, dict[str, Tensor]]:
         >>> read_masks(net)["0"]["weight"].tolist()
         [[1.0, 1.0], [0.0, 0.0]]
     """
+    check_kinds(read_masks, locals())
     masks_by_module: dict[str, dict[str, Tensor]] = {}
     for module_name, module in model.named_modules():
         for name, buffer in module.named_buffers(recurse=False):

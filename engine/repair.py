@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from engine.analysis.constants import Constants
 from engine.analysis.constraints import closed
 from engine.analysis.use import Use
+from engine.bounds import check_kinds
 from engine.compaction.build import canonical_tensors
 from engine.errors import InputError
 from engine.groups import Group, groups_of
@@ -216,12 +217,8 @@ _POLICIES: dict[str, Policy] = {"union": _union, "intersection": _intersection, 
 
 
 def check_policy(policy: str) -> None:
-    """Reject an unknown policy.
-
-    Raises:
-        InputError: listing the known policies.
-    """
-    if policy not in _POLICIES:
+    """Reject an unknown policy with an `InputError` that lists those there are."""
+    if policy not in tuple(_POLICIES):  # a list cannot be looked up
         raise InputError(f"`policy` is one of {', '.join(_POLICIES)}; got {policy!r}.")
 
 
@@ -270,6 +267,7 @@ def fix_mask_conflict(
     NNI: ``nni.compression.pytorch.utils.mask_conflict.fix_mask_conflict``.
     """
     check_policy(policy)
+    check_kinds(fix_mask_conflict, locals())
     user_masks = load_masks(masks)
     canonical = canonical_masks(user_masks, model)
     problem = _Problem(model, structure_for(model, dummy_input, graph, rules), canonical)

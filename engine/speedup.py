@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from engine.bounds import check_number
+from engine.bounds import check_kinds, check_number
 from engine.compaction.build import Analysis, analyse, canonical_tensors, exact_in_train
 from engine.compaction.compact import OptimizerLike
 from engine.compaction.follow import compactable
@@ -148,9 +148,11 @@ class ModelSpeedup:
         reindex: bool = False,
         plain_norms: bool | str = False,
     ) -> None:
+        check_kinds(ModelSpeedup.__init__, locals())
         if plain_norms not in (False, True, "exact"):
             raise InputError(f"`plain_norms` is False, True or 'exact', got {plain_norms!r}.")
         check_number("confidence", confidence, 0, whole=True, what="a number of samples")
+        check_number("batch_dim", batch_dim, 0, whole=True)
         check_model(model)
         if confidence and any(p.is_meta for p in model.parameters()):
             raise InputError("The model is on the meta device and cannot be run; pass `confidence=0`.")

@@ -22,7 +22,7 @@ from engine.alternatives.axes import axes_of
 from engine.alternatives.modes import Calls, Switches, may_differ, watched
 from engine.alternatives.mutable_state import MutableState
 from engine.alternatives.outer_values import OuterValue, OuterValues
-from engine.bounds import as_names
+from engine.bounds import as_names, check_kinds
 from engine.errors import TraceError
 from engine.numbers.integers import tagged
 from engine.numbers.sizes import Size
@@ -369,6 +369,7 @@ def trace(
         >>> [node.op for node in graph.nodes]
         ['conv2d', 'relu']
     """
+    check_kinds(trace, locals())
     check_model(model)
     args, kwargs = resolve_inputs(example_inputs)
     further = entries_of(entries)

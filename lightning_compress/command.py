@@ -298,6 +298,9 @@ def _export(options: argparse.Namespace) -> int:
     files = {form: getattr(options, form) for form in wanted if getattr(options, form)}
     if not files:
         raise InputError(f"Specify at least one format: {', '.join(f'--{form} FILE' for form in wanted)}.")
+    targets = [Path(path).resolve() for path in (options.checkpoint, *files.values())]
+    if twice := sorted({str(path) for path in targets if targets.count(path) > 1}):
+        raise InputError(f"{twice[0]} would be overwritten: each file needs a name of its own, the checkpoint too.")
     module = load_masked(options.checkpoint, _class(options.cls), **_arguments(options))[0]
     target = find_model(module, options.model)[1]
     example = None if set(files) == {"safetensors"} else _placed(example_of(module, _example(options)), target)

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 import engine
+from engine.bounds import check_kinds
 from engine.compensation import as_arguments
 from engine.program import stored_tensor, tensors_in
 from lightning_compress.selection import amounts as selection
 from lightning_compress.selection import criteria, scoring, targets
 from lightning_compress.selection.evidence import Evidence, squared_output_changes
-from lightning_compress.selection.selector import Selector
+from lightning_compress.selection.selector import ScopeSpec, Selector
 from lightning_compress.trainer.packages import MisconfigurationException
 
 _FROM_DATA = frozenset({"reconstruction", "squared_change"})
@@ -29,7 +30,7 @@ def prune(
     target: str = "macs",
     criterion: criteria.CriterionSpec = "l2",
     data: Iterable[Any] | None = None,
-    scope: str = "global",
+    scope: ScopeSpec = "global",
     layers: str | Sequence[str] | None = None,
     exclude: str | Sequence[str] | None = None,
     max_amount: float | Mapping[str, float] = 0.9,
@@ -85,6 +86,7 @@ def prune(
         >>> small[0].out_features, small.certificate.verified, list(small.report)
         (32, True, ['0'])
     """
+    check_kinds(prune, locals())
     score = scoring.resolve(criterion)
     needed = criteria.needs(score)
     if needed - _FROM_DATA:

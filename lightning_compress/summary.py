@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import engine
+from engine.bounds import check_kinds
 from engine.cost import Predictor
 from engine.errors import InputError
 from engine.progress import notice
@@ -234,6 +235,7 @@ def summarize(
         MACs  parameters  channels  layers  reason
         10%   15%         2         4       is an output of the model
     """
+    check_kinds(summarize, locals())
     for amount in amounts:
         if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 <= amount <= 1:
             raise MisconfigurationException(f"`amounts` must be fractions in [0, 1], got {amount!r}.")

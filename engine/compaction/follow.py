@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from engine.bounds import check_kinds
 from engine.compaction.compact import Compaction, separate
 from engine.compaction.digest import digest
 from engine.compaction.format import KEY, VERSION, upgraded
@@ -62,6 +63,7 @@ def compactable(model: nn.Module) -> nn.Module:
         >>> fresh[0]
         Conv2d(1, 2, kernel_size=(1, 1), stride=(1, 1))
     """
+    check_kinds(compactable, locals())
     if not is_compactable(model):
         model.register_load_state_dict_pre_hook(adapt)
     return model

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from engine.analysis.constants import Constants
 from engine.analysis.use import Use
-from engine.bounds import check_number
+from engine.bounds import check_kinds, check_number
 from engine.compaction.build import canonical_tensors
 from engine.compensation.batches import drawn_rows, inputs_of
 from engine.compensation.fit import Correction, correction, squared_error
@@ -97,6 +97,7 @@ def compensate(
 
     Source: He et al., Channel Pruning for Accelerating Very Deep Neural Networks, ICCV 2017 (arXiv 1707.06168).
     """
+    check_kinds(compensate, locals())
     if processes is None:
         check_model(model)
     check_number("samples", samples, 2, whole=True)
@@ -369,8 +370,7 @@ class _Fitting:
         for group in groups:
             rows = [row for row in self._rows if row[0].group == group]
             why = _WORSE if self._withdrawn else _NOT_BETTER
-            chosen = [row for row in rows if row[4] and not self._withdrawn]
-            scale = sum(row[3] for row in rows) or 1.0
+            chosen, scale = [row for row in rows if row[4] and not self._withdrawn], sum(row[3] for row in rows) or 1.0
             report[group] = Compensated(
                 before=sum(row[1] for row in rows) / scale,
                 after=sum(row[2] if row in chosen else row[1] for row in rows) / scale,

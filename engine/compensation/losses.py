@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from engine.analysis.constants import Constants
 from engine.analysis.use import Use
-from engine.bounds import check_number
+from engine.bounds import check_kinds, check_number
 from engine.compaction.build import canonical_tensors
 from engine.compensation.batches import drawn_rows, inputs_of
 from engine.compensation.interpreter import Run, check_program, first_path
@@ -80,6 +80,7 @@ def reconstruction_losses(
 
     Source: Hassibi and Stork, Second Order Derivatives for Network Pruning, NeurIPS 1992.
     """
+    check_kinds(reconstruction_losses, locals())
     check_model(model)
     check_number("samples", samples, 2, whole=True)
     check_number("ridge", ridge, 0)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from engine.bounds import check_kinds
 from engine.compensation.weights import Processes
 from engine.errors import InputError
 from engine.program.dtensors import resharded, spread, whole
@@ -68,6 +69,7 @@ def recalibrate_norms(
         >>> net[0].running_mean, list(moved)
         (tensor([2., 4.]), ['0'])
     """
+    check_kinds(recalibrate_norms, locals())
     if processes is None:
         check_model(model)
     norms = {name: m for name, m in distinct_modules(model).items() if _has_statistics(m)}

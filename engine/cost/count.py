@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engine.bounds import check_kinds, check_number
 from engine.compaction.build import Analysis, analyse
 from engine.errors import InputError
 from engine.masks import ZEROS, canonical_masks, load_masks, read_masks
@@ -83,6 +84,9 @@ def count_flops_params(
     """
     if mode not in ("default", "full"):
         raise InputError(f"`mode` is 'default' or 'full'; got {mode!r}.")
+    check_kinds(count_flops_params, locals())
+    if batch_dim is not None:
+        check_number("batch_dim", batch_dim, 0, whole=True)
     _check_custom(custom_ops or {})
     check_model(model)
     graph = trace(model, _inputs(model, x)) if graph is None else graph

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.bounds import check_number
+from engine.bounds import check_kinds, check_number
 from engine.errors import InputError
 from engine.groups import Group, groups_of
 from engine.ops import RULES
@@ -50,6 +50,7 @@ class LatencyTable:
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, rounds: int = 9) -> None:
+        check_kinds(LatencyTable.__init__, locals())
         check_number("rounds", rounds, 1, whole=True)
         self.path, self.rounds = None if path is None else Path(path), rounds
         self._seconds: dict[str, float] = {}
@@ -148,6 +149,7 @@ def paying_widths(
         >>> list(found), found["0"][-1], set(found["0"]) <= {2, 4, 6, 8}
         (['0'], 8, True)
     """
+    check_kinds(paying_widths, locals())
     check_number("steps", steps, 1, whole=True)
     check_number("gain", gain, 0)
     if gain >= 1:

@@ -20,6 +20,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from engine.bounds import check_kinds
 from engine.compaction.digest import digest
 from engine.compaction.follow import compactable, entries, joined_entries, reshape, shapes_in
 from engine.compaction.format import KEY, VERSION
@@ -193,6 +194,7 @@ def save_safetensors(model: nn.Module, path: str | os.PathLike[str]) -> None:
     Example:
         >>> engine.save_safetensors(model, "small.safetensors")  # doctest: +SKIP
     """
+    check_kinds(save_safetensors, locals())
     # As a plain dictionary, because the format cannot store the versions of modules.
     write_safetensors(seal({"state_dict": dict(model.state_dict()), KEY: content_of(model)}), path)
 
@@ -278,6 +280,7 @@ def load_compacted_state(
         >>> torch.save(compacted.state_dict(), "small.pt")  # doctest: +SKIP
         >>> net = load_compacted_state(Net(), "small.pt")  # doctest: +SKIP
     """
+    check_kinds(load_compacted_state, locals())
     checkpoint = read_checkpoint(path, map_location)
     states = {str(k): v for k, v in checkpoint["state_dict"].items() if isinstance(v, Tensor)}
     stored = entries(checkpoint[KEY])

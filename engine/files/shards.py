@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engine.bounds import check_kinds
 from engine.compaction.compact import compacted
 from engine.compaction.digest import digest
 from engine.compaction.folds import Fold
@@ -87,6 +88,7 @@ def compact_shards(
         ...     net = Net()                                                   # doctest: +SKIP
         >>> engine.compact_shards(net, "llm", "small", inputs, masks)         # doctest: +SKIP
     """
+    check_kinds(compact_shards, locals())
     index, target = _read_index(path_in), Path(path_out)
     real = [name for name, parameter in model.named_parameters() if not parameter.is_meta]
     if real:
@@ -132,6 +134,7 @@ def load_shards(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     Example:
         >>> net = engine.load_shards(Net(), "small")  # doctest: +SKIP
     """
+    check_kinds(load_shards, locals())
     index = _read_index(path)
     try:
         content = from_json(json.dumps(index.metadata[KEY]))

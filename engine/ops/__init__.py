@@ -7,6 +7,7 @@ import pkgutil
 
 from torch import nn
 
+from engine.bounds import check_kinds
 from engine.errors import InputError
 from engine.ops import attention, dimensions, reductions, spatial
 from engine.program.graph import Graph
@@ -42,6 +43,7 @@ def set_attention(model: nn.Module, units: str) -> None:
         >>> net.attention_units
         'dimensions'
     """
+    check_kinds(set_attention, locals())
     if units not in _ATTENTION:
         raise InputError(f"Attention loses {' or '.join(map(repr, _ATTENTION))}; got {units!r}.")
     model.attention_units = units  # type: ignore[assignment]

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from engine.bounds import check_kinds
 from engine.errors import InputError
 from engine.groups import Group, dependency_groups
 from engine.progress import bar as progress_bar
@@ -111,6 +112,7 @@ class SensitivityAnalysis:
         progress: bool = True,
     ) -> None:
         _check(model, val_func, prune_type, early_stop_mode, early_stop_value, group)
+        check_kinds(SensitivityAnalysis.__init__, locals())
         self.model, self.val_func = model, val_func
         self.sparsities = columns(sparsities)
         self.prune_type, self.early_stop_mode, self.early_stop_value = prune_type, early_stop_mode, early_stop_value

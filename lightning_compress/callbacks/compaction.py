@@ -11,7 +11,7 @@ from torch import nn
 from typing_extensions import override
 
 import engine
-from engine.bounds import check_number
+from engine.bounds import check_kinds, check_number
 from engine.compaction import KEY, is_compacted
 from engine.errors import CheckpointError, EngineError
 from engine.files import content_of
@@ -115,6 +115,7 @@ class ModelCompaction(CompressionCallback):
         plain_norms: bool | str = False,
         constants: str | Sequence[str] | None = None,
     ) -> None:
+        check_kinds(ModelCompaction.__init__, locals(), MisconfigurationException)
         super().__init__(model, example_input, constants)
         if plain_norms not in (False, True, "exact"):
             raise MisconfigurationException(f"`plain_norms` must be False, True or 'exact', got {plain_norms!r}.")

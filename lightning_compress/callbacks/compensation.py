@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 import engine
-from engine.bounds import check_number
+from engine.bounds import check_kinds, check_number
 from engine.compensation import CompensationReport
 from engine.program import stored_tensors
 from lightning_compress.callbacks.base import CompressionCallback
@@ -79,11 +79,13 @@ class Compensation(CompressionCallback):
         example_input: Any = None,
         seed: int = 0,
     ) -> None:
+        check_kinds(Compensation.__init__, locals(), MisconfigurationException)
         super().__init__(model, example_input)
         if method not in _METHODS:
             raise MisconfigurationException(f"`method` must be one of {', '.join(_METHODS)}, got {method!r}.")
         check_number("samples", samples, 2, whole=True, error=MisconfigurationException)
         check_number("ridge", ridge, 0, error=MisconfigurationException)
+        check_number("seed", seed, whole=True, error=MisconfigurationException)
         self.samples, self.method, self.ridge, self.seed = samples, method, ridge, seed
         self.report: CompensationReport | None = None
         self._due = False

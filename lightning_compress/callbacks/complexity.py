@@ -9,11 +9,13 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 import engine
+from engine.bounds import check_kinds
 from lightning_compress.callbacks.base import CompressionCallback
 from lightning_compress.callbacks.masking import active_masks, masking_callbacks
 from lightning_compress.report.latency import check_runs, latency
 from lightning_compress.report.loggers import log_distribution, log_layout
 from lightning_compress.selection.amounts import kept_units
+from lightning_compress.trainer.packages import MisconfigurationException
 from lightning_compress.trainer.strategy import parallel
 
 if TYPE_CHECKING:
@@ -122,6 +124,7 @@ class ComplexityMonitor(CompressionCallback):
     """
 
     def __init__(self, model: str | None = None, example_input: Any = None, latency_runs: int = 3) -> None:
+        check_kinds(ComplexityMonitor.__init__, locals(), MisconfigurationException)
         super().__init__(model, example_input)
         check_runs(latency_runs)
         self.latency_runs = latency_runs

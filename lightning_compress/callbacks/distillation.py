@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 import engine
-from engine.bounds import check_number
+from engine.bounds import check_kinds, check_number
 from engine.errors import EngineError
 from engine.files import is_compacted_file, read_any
 from engine.program import stored_tensors
@@ -83,6 +83,7 @@ class Distillation(CompressionCallback):
         dim: int | None = None,
         model: str | None = None,
     ) -> None:
+        check_kinds(Distillation.__init__, locals(), MisconfigurationException)
         super().__init__(model)
         check_number("weight", weight, 0, error=MisconfigurationException)
         check_number("temperature", temperature, above=0, error=MisconfigurationException)

@@ -9,6 +9,7 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from typing_extensions import override
 
+from engine.bounds import check_kinds
 from lightning_compress.callbacks.pruning import ChannelPruning
 from lightning_compress.trainer.packages import Callback, MisconfigurationException
 
@@ -55,6 +56,7 @@ class FinalMetric(Callback):
     """
 
     def __init__(self, monitor: str, mode: str | None = None) -> None:
+        check_kinds(FinalMetric.__init__, locals(), MisconfigurationException)
         super().__init__()
         if mode not in ("min", "max", None):
             raise MisconfigurationException(f"`mode` must be 'min' or 'max', got {mode!r}.")

@@ -7,9 +7,10 @@ averaging callbacks and optimizer states rely on that order.
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
@@ -366,6 +367,16 @@ class MaskingCallback(CompressionCallback):
     def __getstate__(self) -> dict[str, Any]:
         # Strategies that spawn processes pickle the callbacks, but weak references cannot be pickled.
         return {**self.__dict__, "_owner": None, "_zeroings": [], "_hooks": []}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # Unlike a pickle, a copy can tell whether the next fit is of the same module: of another one, it starts anew.
+        other = type(self).__new__(type(self))
+        memo[id(self)] = other
+        vars(other).update(copy.deepcopy(self.__getstate__(), memo))
+        module = None if self._owner is None else self._owner()
+        if module is not None:
+            other._owner = weakref.ref(memo.get(id(module), module))
+        return other
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 import engine
-from engine.bounds import check_number
+from engine.bounds import check_kinds, check_number
 from lightning_compress.callbacks.base import masking_hooks
 from lightning_compress.callbacks.masking import MaskingCallback, MaskWatch, active_masks, flags, masks_anything
 from lightning_compress.callbacks.repair import MaskConflictRepair
@@ -130,6 +130,7 @@ class ChannelPruning(MaskingCallback):
         uniform: bool = False,
         constants: str | Sequence[str] | None = None,
     ) -> None:
+        check_kinds(ChannelPruning.__init__, locals(), MisconfigurationException)
         super().__init__(model, example_input, constants)
         if attention not in (None, "heads", "dimensions"):
             raise MisconfigurationException(f"`attention` must be 'heads' or 'dimensions', got {attention!r}.")

@@ -8,9 +8,11 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 from typing_extensions import override
 
 import engine
+from engine.bounds import check_kinds
 from engine.repair import check_policy
 from lightning_compress.callbacks.masking import MaskingCallback, combine, masks_anything, same
 from lightning_compress.selection.amounts import Masks
+from lightning_compress.trainer.packages import MisconfigurationException
 from lightning_compress.trainer.target import to_device
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ class MaskConflictRepair(MaskingCallback):
     """
 
     def __init__(self, policy: str = "union", model: str | None = None, example_input: Any = None) -> None:
+        check_kinds(MaskConflictRepair.__init__, locals(), MisconfigurationException)
         super().__init__(model, example_input)
         check_policy(policy)
         self.policy = policy

@@ -13,6 +13,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 from typing_extensions import override
 
 import engine
+from engine.bounds import check_kinds
 from engine.plots import accuracy_figure, channels_figure, dependency_figure
 from lightning_compress.callbacks.base import CompressionCallback
 from lightning_compress.callbacks.compaction import ModelCompaction
@@ -92,6 +93,7 @@ class CompressionReport(CompressionCallback):
         model: str | None = None,
         example_input: Any = None,
     ) -> None:
+        check_kinds(CompressionReport.__init__, locals(), MisconfigurationException)
         super().__init__(model, example_input)
         check_runs(latency_runs)
         self.dirpath, self.filename, self.terminal = dirpath, filename, terminal

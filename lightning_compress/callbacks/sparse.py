@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 import engine
-from engine.bounds import check_number
+from engine.bounds import check_kinds, check_number
 from engine.program import gathered_from, local, spread
 from engine.sensitivity import cut, unit_sums
 from lightning_compress.callbacks.base import CompressionCallback
@@ -148,6 +148,7 @@ class SparseTraining(CompressionCallback):
         model: str | None = None,
         example_input: Any = None,
     ) -> None:
+        check_kinds(SparseTraining.__init__, locals(), MisconfigurationException)
         super().__init__(model, example_input)
         if penalty not in PENALTIES:
             raise MisconfigurationException(f"`penalty` must be one of {', '.join(PENALTIES)}, got {penalty!r}.")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import numbers
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
@@ -29,14 +30,20 @@ def parse_when(when: int | float | Sequence[int] | None) -> When:
         >>> parse_when(2), parse_when([1, 3]), parse_when(0.5)
         ((2,), (1, 3), 0.5)
     """
-    if when is None or (isinstance(when, float) and 0 < when < 1):
-        return when
-    epochs = [when] if isinstance(when, (int, float)) else list(when)
-    if epochs and all(type(epoch) is int and epoch >= 0 for epoch in epochs):
+    if when is None:
+        return None
+    if not isinstance(when, Iterable) and 0 < when < 1:
+        return float(when)
+    epochs: list[Any] = list(when) if isinstance(when, Iterable) else [when]
+    if epochs and all(_is_whole(epoch) and epoch >= 0 for epoch in epochs):
         return tuple(int(epoch) for epoch in epochs)
     raise MisconfigurationException(
         f"`when` must be an epoch >= 0, a list of such epochs, or a fraction of the parameters in (0, 1); got {when!r}."
     )
+
+
+def _is_whole(epoch: object) -> bool:
+    return isinstance(epoch, numbers.Integral) and not isinstance(epoch, bool)
 
 
 def check_source(when: When, trainer: Trainer, model: nn.Module) -> None:

@@ -14,6 +14,7 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from engine.bounds import check_kinds
 from engine.compaction import KEY, check_plans, entries
 from engine.errors import CheckpointError, EngineError
 from engine.files import (
@@ -207,6 +208,7 @@ def load_compacted(
         >>> module = load_compacted("runs/compacted.ckpt", MyLightningModule)  # doctest: +SKIP
     """
     _check_call(path, LightningModuleClass)
+    check_kinds(load_compacted, locals())
     is_folder = Path(path).is_dir()
     checkpoint = _read_small_folder(Path(path), map_location) if is_folder else read_checkpoint(path, map_location)
     device = next((v.device for v in checkpoint["state_dict"].values() if isinstance(v, Tensor)), torch.device("cpu"))
@@ -242,11 +244,15 @@ def _check_call(path: Any, cls: Any) -> None:
             "The path is None: `ModelCompaction.checkpoint_path` is None before the end of the fit, and if nothing was "
             "masked, so that nothing was compacted."
         )
+    _check_class(cls)
+
+
+def _check_class(cls: Any) -> None:
     if not isinstance(cls, type) or not issubclass(cls, LIGHTNING_MODULES):
         description = f"the class {cls.__name__}" if isinstance(cls, type) else f"a {type(cls).__name__}"
         raise CheckpointError(
-            f"`load_compacted` takes the class of the LightningModule that was trained, got {description}. For a plain "
-            "model, use `engine.load_compacted_state(model, path)`."
+            f"`LightningModuleClass` takes the class of the LightningModule that was trained, got {description}. For a "
+            "plain model, use `engine.load_compacted_state(model, path)`."
         )
 
 
@@ -262,8 +268,9 @@ def instantiate(
         path: the file, for messages.
 
     Raises:
-        CheckpointError: if an argument is missing.
+        CheckpointError: if it is no LightningModule, or an argument is missing.
     """
+    _check_class(cls)
     accepted = inspect.signature(cls.__init__).parameters
     hparams: dict[str, Any] = dict(checkpoint.get("hyper_parameters", {}))
     name = str(checkpoint.get("hparams_name"))

@@ -15,6 +15,7 @@ import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
+from engine.bounds import check_kinds
 from engine.errors import EngineError, InputError, VerificationError
 from engine.program import tensors_in
 from engine.running import call_model, evaluating
@@ -52,6 +53,7 @@ def export_program(
         InputError: if torch cannot export the model, with its message.
         VerificationError: if the outputs differ by more than 1e-5; no file is written then.
     """
+    check_kinds(export_program, locals())
 
     def write(where: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
         program = exported_program(model, args, kwargs, dynamic)
@@ -82,6 +84,7 @@ def export_onnx(
         InputError: if a package is missing, or torch cannot export the model, with its message.
         VerificationError: if the outputs differ by more than 1e-5; no file is written then.
     """
+    check_kinds(export_onnx, locals())
     runtime = [_package(name) for name in ("onnx", "onnxscript", "onnxruntime")][-1]
 
     def write(where: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
@@ -116,6 +119,7 @@ def export_torchscript(model: nn.Module, path: str | os.PathLike[str], example_i
         InputError: if TorchScript cannot compile the model, with its message.
         VerificationError: if the outputs differ by more than 1e-5; no file is written then.
     """
+    check_kinds(export_torchscript, locals())
 
     def write(where: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
         with warnings.catch_warnings():

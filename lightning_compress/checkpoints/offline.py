@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import engine
+from engine.bounds import check_kinds
 from engine.compaction import KEY, entries
 from engine.errors import CheckpointError, EngineError, InputError
 from engine.files import UNREADABLE, checked, content_of, load_state, read_any, stored_content
@@ -67,6 +68,7 @@ def compact_checkpoint(
     Example:
         >>> module = compact_checkpoint("masked.ckpt", MyLightningModule, "small.ckpt")  # doctest: +SKIP
     """
+    check_kinds(compact_checkpoint, locals())
     module, checkpoint = load_masked(path_in, LightningModuleClass, map_location, **init_kwargs)
     target = find_model(module, model)[1]
     example = to_device(example_of(module, example_input), module.device)

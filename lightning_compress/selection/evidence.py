@@ -19,7 +19,7 @@ from lightning_compress.trainer.strategy import parallel
 from lightning_compress.trainer.target import to_device
 
 if TYPE_CHECKING:
-    from pytorch_lightning import Trainer
+    from pytorch_lightning import LightningModule, Trainer
 
 Gathered = dict[str, dict[str, Tensor]]
 
@@ -198,19 +198,24 @@ class Gatherer:
         self._meter: ActivityMeter | None = None
         self._groups: Sequence[engine.Group] = ()
         self._inputs: tuple[Any, Any] | None = None
+        self._module: LightningModule | None = None
         self._hook: Any = None
         self._batch_due = self._step_due = False
 
     def watch(self, model: nn.Module, graph: engine.Graph, groups: Sequence[engine.Group]) -> None:
         """Start collecting statistics of a model, until `close`."""
         meter = ActivityMeter(graph, groups) if "activity" in self.kinds else None
-        self.close()
+        self._stop()
         self._groups, self._meter = groups, meter
         if meter is not None:
             self._hook = model.register_forward_pre_hook(self._remember, with_kwargs=True)
 
     def close(self) -> None:
         """Stop collecting; the statistics remain available."""
+        self._stop()
+        self._module = None
+
+    def _stop(self) -> None:
         if self._hook is not None:
             self._hook.remove()
         self._hook = self._meter = self._inputs = None
@@ -218,7 +223,7 @@ class Gatherer:
 
     def __getstate__(self) -> dict[str, Any]:
         # Strategies that spawn processes pickle the callbacks.
-        return {**self.__dict__, "_hook": None, "_meter": None, "_inputs": None, "_groups": ()}
+        return {**self.__dict__, "_hook": None, "_meter": None, "_inputs": None, "_module": None, "_groups": ()}
 
     @property
     def watching(self) -> bool:
@@ -226,12 +231,14 @@ class Gatherer:
         return bool(self._groups)
 
     def _remember(self, model: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._batch_due and torch.is_grad_enabled():  # in a training step, not in validation
+        # Callbacks call the model around the step, too: to record it, for one, on tensors without data.
+        in_step = self._module is not None and self._module._current_fx_name == "training_step"
+        if self._batch_due and in_step and torch.is_grad_enabled():
             self._inputs = args, kwargs
 
     def on_batch_start(self, trainer: Trainer, batch_idx: int) -> None:
         """Determine from the batch index, without state, whether to use this batch and its optimizer step."""
-        span = trainer.accumulate_grad_batches
+        span, self._module = trainer.accumulate_grad_batches, trainer.lightning_module
         self._batch_due = batch_idx % self.every == 0
         self._step_due = batch_idx // self.every != (batch_idx - span) // self.every
 

@@ -309,7 +309,8 @@ def check_limits(round_to: int, minimum: int, widths: Mapping[str, Sequence[int]
         MisconfigurationException: naming an argument that is not.
     """
     for name, allowed in (widths or {}).items():
-        if not allowed or not all(type(width) is int and width >= 1 for width in allowed):
+        whole = isinstance(allowed, Iterable) and allowed
+        if not whole or not all(type(width) is int and width >= 1 for width in allowed):
             raise MisconfigurationException(f"`widths` of {name!r} must be positive integers, got {allowed!r}.")
     for name, value in (("round_to", round_to), ("minimum", minimum)):
         check_number(name, value, 1, whole=True, error=MisconfigurationException)

@@ -107,11 +107,15 @@ def listed(values: Sequence[float]) -> Schedule:
         >>> [listed([0.1, 0.6, 1.0])(t) for t in (0.0, 0.4, 0.5, 1.0)]
         [0.1, 0.1, 0.6, 1.0]
     """
+    return _rising(values, "schedule")
+
+
+def _rising(values: Any, argument: str) -> Schedule:
     fits = not isinstance(values, (str, bytes)) and all(
         isinstance(v, (int, float)) and not isinstance(v, bool) and 0 <= v <= 1 for v in values
     )
     if not fits or not values or list(values) != sorted(values):
-        raise MisconfigurationException(f"A list as `schedule` must hold rising fractions in [0, 1], got {values!r}.")
+        raise MisconfigurationException(f"A list as `{argument}` must hold rising fractions in [0, 1], got {values!r}.")
     return _Listed(values=tuple(float(v) for v in values))
 
 
@@ -272,25 +276,25 @@ def resolve(schedule: ScheduleSpec, argument: str = "schedule") -> Schedule:
     if callable(schedule):
         return schedule if schedule in _OWN or isinstance(schedule, _KINDS) else _checked(schedule, argument)
     if isinstance(schedule, Mapping):
-        return _schedule_from(schedule)
+        return _schedule_from(schedule, argument)
     if not isinstance(schedule, str):
-        return listed(schedule)
+        return _rising(schedule, argument)
     if schedule in SCHEDULES:
         return SCHEDULES[schedule]
     if schedule in FACTORIES:
-        return _schedule_from({schedule: {}})
+        return _schedule_from({schedule: {}}, argument)
     return resolve(imported(schedule, argument, [*SCHEDULES, *FACTORIES]), argument)
 
 
-def _schedule_from(schedule: Mapping[str, Mapping[str, Any] | None]) -> Schedule:
+def _schedule_from(schedule: Mapping[str, Mapping[str, Any] | None], argument: str) -> Schedule:
     choices = ", ".join(sorted(FACTORIES))
     if len(schedule) != 1 or not set(schedule) <= set(FACTORIES):
-        raise MisconfigurationException(f"`schedule={dict(schedule)!r}` must name one of {choices}.")
+        raise MisconfigurationException(f"`{argument}={dict(schedule)!r}` must name one of {choices}.")
     (name, arguments), *_ = schedule.items()
     try:
         return FACTORIES[name](**(arguments or {}))
     except TypeError as error:
-        raise MisconfigurationException(f"`schedule={dict(schedule)!r}` is invalid: {error}.") from error
+        raise MisconfigurationException(f"`{argument}={dict(schedule)!r}` is invalid: {error}.") from error
 
 
 def progress(position: int, start: int, end: int) -> float:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine import Group
+from engine.bounds import check_number
 from lightning_compress.selection.criteria import (
     CRITERIA,
     RELATIVE,
@@ -114,6 +115,7 @@ def resolve(criterion: CriterionSpec, seed: int = 0, normalize: str | Normalizer
         >>> resolve("lamp") is CRITERIA["lamp"], sorted(needs(resolve(["l1", "taylor"])))
         (True, ['loss_change'])
     """
+    check_number("seed", seed, whole=True, error=MisconfigurationException)
     if not callable(criterion) and not isinstance(criterion, str):
         factors = _factors(criterion)
         return weighted((f, normalized(_named(name, seed), normalize or "mean")) for name, f in factors.items())
@@ -123,7 +125,8 @@ def resolve(criterion: CriterionSpec, seed: int = 0, normalize: str | Normalizer
 
 
 def _factors(criterion: Any) -> dict[str, float]:
-    factors = dict(criterion) if isinstance(criterion, Mapping) else dict.fromkeys(criterion, 1.0)
+    names = criterion if isinstance(criterion, Iterable) else ()
+    factors = dict(criterion) if isinstance(criterion, Mapping) else dict.fromkeys(names, 1.0)
     if not factors or any(isinstance(f, bool) or not isinstance(f, (int, float)) for f in factors.values()):
         raise MisconfigurationException(f"`criterion` must hold names, or names with factors; got {criterion!r}.")
     return factors

@@ -14,6 +14,7 @@ from torch import nn
 from torchmetrics import Metric
 
 import engine
+from engine.bounds import check_kinds
 from lightning_compress.trainer.packages import TREES, MisconfigurationException
 from lightning_compress.trainer.ranks import gathered, grouped, together
 from lightning_compress.trainer.strategy import check_strategy
@@ -89,6 +90,7 @@ def analyze_sensitivity(
         >>> table.suggest(0.1)
         {'layer': 0.0}
     """
+    check_kinds(analyze_sensitivity, locals())
     check_strategy(trainer, "The sensitivity analysis validates copies of the model.")
     task = _Task(
         trainer=trainer,

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from engine.bounds import check_kinds
 from engine.errors import InputError, VerificationError
 from engine.verification import Rescaled, rescaled_norms
 from lightning_compress.stock import explain
@@ -84,6 +85,7 @@ def save_pretrained(
         >>> saved.config, saved.error  # doctest: +SKIP
         ({'hidden_size': 32, 'num_attention_heads': 2, 'rms_norm_eps': 2e-06}, 1.2e-07)
     """
+    check_kinds(save_pretrained, locals())
     form = format_of(model)
     norms = rescaled_norms(model)
     explain.check_norms(norms)

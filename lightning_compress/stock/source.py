@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engine.bounds import check_kinds
 from engine.errors import EngineError, InputError, VerificationError
 from engine.files import write_tensors
 from engine.program import tensors_in
@@ -83,6 +84,7 @@ def save_stock(
         >>> save_stock(model, "small", example_input=images)  # doctest: +SKIP
         PosixPath('small/network.py')
     """
+    check_kinds(save_stock, locals())
     # A second sample, because export would specialise a batch size of 1.
     example = another_batch(_example(model) if example_input is None else example_input)
     target = Path(directory)

@@ -1,9 +1,13 @@
-"""Tests of the checks of numbers and names."""
+"""Tests of the checks of arguments."""
 
 from __future__ import annotations
 
+import inspect
 import math
-from typing import Any
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -11,7 +15,7 @@ import torch
 from torch import nn
 
 import engine
-from engine.bounds import check_number
+from engine.bounds import check_kinds, check_number
 from engine.errors import InputError
 
 
@@ -55,5 +59,100 @@ def test_one_name_is_a_list_of_one(argument: str) -> None:
     name = {"constants": "scale", "opaque": "0"}[argument]
     assert getattr(engine.trace(net, torch.zeros(1, 2), **{argument: name}), argument) == (name,)
     for wrong in (5, [5]):
-        with pytest.raises(InputError, match=f"`{argument}` must be a name pattern or a list of them, got"):
+        with pytest.raises(InputError, match=f"`{argument}` must be a .* list.*, got"):
             engine.trace(net, torch.zeros(1, 2), **{argument: wrong})
+
+
+Kind = TypeVar("Kind")
+
+
+NET = nn.ReLU()
+
+
+def takes(
+    net: nn.Module = NET,
+    name: str | None = None,
+    flag: bool = False,
+    path: str | os.PathLike[str] = "",
+    names: str | Sequence[str] = (),
+    batches: Iterable[Any] = (),
+    sizes: Mapping[str, int] | None = None,
+    rule: Callable[[int], int] = abs,
+    cls: type[nn.Module] = nn.ReLU,
+    size: int = 1,
+    share: float | Sequence[float] = 0.5,
+    example: Any = None,
+    other: Kind | None = None,
+    later: OnlyForTypeCheckers = None,  # noqa: F821
+) -> None:
+    """Take arguments of all kinds."""
+    check_kinds(takes, locals())
+
+
+class Indexed:
+    """Data that are read by index alone."""
+
+    def __getitem__(self, index: int) -> int:
+        """The index."""
+        return range(3)[index]
+
+
+def numbers_one_by_one() -> Iterator[int]:
+    """One number."""
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "what"),
+    [
+        ("net", "resnet18", "a `Module`"), ("net", nn.ReLU, "a `Module`"), ("net", None, "a `Module`"),
+        ("name", ["a"], "a string or None"), ("flag", "no", "True or False"), ("flag", None, "True or False"),
+        ("path", 3, "a string or a path"), ("names", 3, "a string or a list"), ("names", {}, "a string or a list"),
+        ("batches", 5, "an iterable"), ("batches", None, "an iterable"), ("batches", np.float32(1), "an iterable"),
+        ("sizes", [("a", 1)], "a mapping or None"), ("rule", "abs", "a function"), ("cls", nn.ReLU(), "a class"),
+        ("share", "half", "a number or a list"), ("share", None, "a number or a list"),
+    ],
+)  # fmt: skip
+def test_arguments_of_another_kind_are_named(name: str, value: Any, what: str) -> None:
+    """With what would do instead, in the order of the annotation."""
+    with pytest.raises(InputError, match=f"^`{name}` must be {what}, got "):
+        takes(**{name: value})
+    defaults = {n: parameter.default for n, parameter in inspect.signature(takes).parameters.items()}
+    with pytest.raises(ZeroDivisionError, match=name):
+        check_kinds(takes, {**defaults, name: value}, ZeroDivisionError)
+
+
+def test_arguments_that_serve() -> None:
+    """Numbers and truth values of NumPy count, and whatever can be read one by one; the unannotated is not asked."""
+    takes(NET, "a", np.bool_(True), Path("a"), ["a"], numbers_one_by_one(), {}, nn.ReLU(), nn.Conv2d)
+    takes(size="8")  # `check_number` is for it
+    takes(names=("a",), batches=Indexed(), size=np.int64(3), share=np.float32(0.5), example=object(), other=3, later=4)
+    takes(share=torch.ones(2), batches=np.ones(2), names={"a"})
+
+
+def test_a_long_value_is_shortened() -> None:
+    """The error is one line."""
+    with pytest.raises(InputError) as caught:
+        takes("x" * 1000)
+    assert len(str(caught.value)) < 120 and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [None, "resnet18", 3, nn.Linear])
+def test_a_model_that_is_none(value: Any, tmp_path: Path) -> None:
+    """Each function of the package that takes a model names the argument, and writes nothing."""
+    x: Any = torch.ones(1, 2)
+    calls: list[Callable[[], Any]] = [
+        lambda: engine.trace(value, x), lambda: engine.count_flops_params(value, x),
+        lambda: engine.fix_mask_conflict({}, value, x), lambda: engine.dependency_groups(value, x),
+        lambda: engine.not_safe_to_prune(value, x), lambda: engine.compensate(value, x, {}, [x]),
+        lambda: engine.recalibrate_norms(value, [x]), lambda: engine.reconstruction_losses(value, x, [], [x]),
+        lambda: engine.ModelSpeedup(value, x, {}), lambda: engine.paying_widths(value, x),
+        lambda: engine.load_compacted_state(value, tmp_path / "a.pt"), lambda: engine.compactable(value),
+        lambda: engine.save_safetensors(value, tmp_path / "a.safetensors"), lambda: engine.read_masks(value),
+        lambda: engine.set_attention(value, "heads"), lambda: engine.load_shards(value, tmp_path),
+        lambda: engine.compact_shards(value, tmp_path, tmp_path / "b", x, {}),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(InputError, match="^`model` must be a `Module`, got "):
+            call()
+    assert not list(tmp_path.iterdir())

@@ -381,7 +381,7 @@ BAD: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
     "no layers": (lambda m: engine.SensitivityAnalysis(nn.ReLU(), response), "neither convolutions"),
     "val_func": (lambda m: engine.SensitivityAnalysis(m, 0.5), "`val_func` is a function"),
     "no sparsities": (lambda m: engine.SensitivityAnalysis(m, response, []), "is empty"),
-    "a number": (lambda m: engine.SensitivityAnalysis(m, response, 0.5), "list of fractions"),
+    "a number": (lambda m: engine.SensitivityAnalysis(m, response, 0.5), "`sparsities` must be a list"),
     "text": (lambda m: engine.SensitivityAnalysis(m, response, ["0.5"]), r"fraction in \[0, 1\)"),
     "everything": (lambda m: engine.SensitivityAnalysis(m, response, [0.5, 1.0]), r"fraction in \[0, 1\)"),
     "negative": (lambda m: engine.SensitivityAnalysis(m, response, [-0.1]), r"fraction in \[0, 1\)"),

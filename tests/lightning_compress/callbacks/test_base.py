@@ -5,20 +5,29 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.strategies import FSDPStrategy
+from torch import nn
 
 import engine
+from engine.errors import InputError
 from lightning_compress import (
     ChannelPruning,
+    Compensation,
     ComplexityMonitor,
     CompressionReport,
+    Distillation,
+    FinalMetric,
     MaskConflictRepair,
     ModelCompaction,
     SparseTraining,
+    prune,
+    summarize,
 )
 from lightning_compress.trainer.packages import MisconfigurationException
 from tests.lightning_compress.models import Base, OnDemand, Wrapped, data, fit, seeded
@@ -131,3 +140,49 @@ def test_what_is_not_declared_stays(tmp_path: Path) -> None:
     other.constants = ("embed",)
     with pytest.raises(MisconfigurationException, match="stem: could be read by the code at .*, which did not run"):
         fit(module, tmp_path, ChannelPruning(amount=0.5, model="net"), ModelCompaction(model="net"), other)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        (ChannelPruning, {"criterion": None}), (ChannelPruning, {"criterion": 3}), (ChannelPruning, {"scope": []}),
+        (ChannelPruning, {"schedule": None}), (ChannelPruning, {"schedule": 0.5}), (ChannelPruning, {"seed": "a"}),
+        (ChannelPruning, {"normalize": ["mean"]}), (ChannelPruning, {"widths": [8, 16]}),
+        (ChannelPruning, {"widths": {"fc": 8}}), (ChannelPruning, {"uniform": "no"}),
+        (ChannelPruning, {"model": nn.ReLU()}), (ModelCompaction, {"model": ["net"]}),
+        (ModelCompaction, {"filename": None}), (ModelCompaction, {"filename": Path("small.ckpt")}),
+        (ModelCompaction, {"dirpath": 3}), (ModelCompaction, {"save": "no"}), (ModelCompaction, {"when": object()}),
+        (ModelCompaction, {"when": np.float32(1.5)}), (ModelCompaction, {"steps": None}),
+        (MaskConflictRepair, {"policy": ["union"]}), (ComplexityMonitor, {"model": 3}),
+        (Compensation, {"seed": None}), (Compensation, {"method": {}}), (Distillation, {"loss": None}),
+        (SparseTraining, {"penalty": ["bn_scale"]}), (SparseTraining, {"growth": 3}),
+        (SparseTraining, {"growth": [2.0]}), (SparseTraining, {"growth": {}}), (CompressionReport, {"terminal": None}),
+        (CompressionReport, {"figures": 1}), (CompressionReport, {"dirpath": []}), (FinalMetric, {"monitor": 3}),
+    ],
+)  # fmt: skip
+def test_arguments_of_another_kind_are_named(kind: Any, arguments: dict[str, Any]) -> None:
+    """By each constructor, before a Trainer sees the callback."""
+    with pytest.raises(MisconfigurationException, match=next(iter(arguments))):
+        kind(**arguments)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    """As results of other computations are."""
+    assert ModelCompaction(when=np.int64(2)).when == (2,) and ModelCompaction(when=np.float64(0.5)).when == 0.5
+    assert ModelCompaction(when=np.arange(2)).when == (0, 1) and ChannelPruning(seed=np.int64(3)).seed == 3
+
+
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [
+        (prune, {"criterion": 3}), (prune, {"criterion": None}), (prune, {"data": 5}), (prune, {"scope": []}),
+        (prune, {"compensate": "no"}), (summarize, {"amounts": None}), (summarize, {"amounts": 0.5}),
+        (summarize, {"path": 3}), (summarize, {"stock": "yes"}),
+    ],
+)  # fmt: skip
+def test_functions_without_a_trainer_name_them_too(function: Any, options: dict[str, Any]) -> None:
+    """Before they analyse the model."""
+    with pytest.raises((MisconfigurationException, InputError), match=f"`{next(iter(options))}`"):
+        function(nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 1)), torch.ones(1, 2), **options)
+    with pytest.raises(InputError, match="^`model` must be a `Module`, got None"):
+        function(None, torch.ones(1, 2))

@@ -222,7 +222,7 @@ def test_maps_of_classes(tmp_path: Path) -> None:
         ({"dim": "a"}, "`dim` must be an integer, got 'a'"),
         ({"loss": lambda out: out.sum()}, "`loss=.*` must take the model's outputs and the teacher's outputs"),
         ({"temperature": 0.0}, "`temperature` must be a number"),
-        ({"teacher": 3}, "`teacher` must be a module"),
+        ({"teacher": 3}, "`teacher` must be a `Module` or a string"),
         ({"loss": "cosine"}, "`loss='cosine'`"),
     ],
 )

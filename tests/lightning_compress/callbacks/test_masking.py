@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import warnings
 from collections import OrderedDict
@@ -229,3 +230,22 @@ def test_weights_that_are_loaded_behind_the_masks(tmp_path: Path) -> None:
         warnings.filterwarnings("error", "Masked weights")
         compaction = ModelCompaction(tmp_path / "small.ckpt", save=False, on_failure="raise")
         fit(Wrapped(), tmp_path, ChannelPruning(amount=0.5, start=0), MaskConflictRepair(), compaction, max_epochs=2)
+
+
+def test_a_copy_of_a_used_callback_belongs_to_its_module(tmp_path: Path) -> None:
+    """On another module it starts anew, like the original; on the same one its masks hold from the start."""
+    used, module = ChannelPruning("random", seed=1), seeded(Wrapped)
+    fit(module, tmp_path, used)
+    again, fresh, anew = copy.deepcopy(used), ChannelPruning("random", seed=1), seeded(Wrapped)
+    assert masking.same(again.masks, used.masks)
+    again.setup(fit(anew, tmp_path, fresh), anew, "fit")
+    assert not again.masks and not again.finished
+    other = seeded(Wrapped)
+    copied = copy.deepcopy(used)
+    fit(other, tmp_path, copied)
+    assert all(torch.equal(a, b) for a, b in zip(anew.parameters(), other.parameters(), strict=True))
+    goes_on = copy.deepcopy(used)
+    fit(module, tmp_path, goes_on, max_epochs=1)
+    assert masking.same(goes_on.masks, used.masks)
+    pair = copy.deepcopy((module, used))
+    assert pair[1]._owner is not None and pair[1]._owner() is pair[0]

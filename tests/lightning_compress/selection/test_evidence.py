@@ -88,6 +88,25 @@ def test_activations_of_the_batches_are_averaged(tmp_path: Path) -> None:
     torch.testing.assert_close(recording.seen[2]["active"]["wide"], expected, rtol=1e-6, atol=1e-9)
 
 
+class Extra(Callback):
+    """Calls the model after each step, with gradients, on images of its own."""
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        """Call."""
+        pl_module.net(torch.full((2, 3, 8, 8), 100.0, requires_grad=True))
+
+
+@pytest.mark.parametrize("others", [[Extra()], []])
+def test_calls_around_the_step_do_not_count(tmp_path: Path, others: list[Callback]) -> None:
+    """Neither are those of another callback looked at, nor the recording that a pruning after a step makes."""
+    pruning = ChannelPruning("mean_activation", 0.5, "linear", unit="step", start=1, end=9, frequency=1, gather_every=3)
+    recording = Recording(pruning)
+    fit(seeded(Wrapped), tmp_path, *others, pruning, recording)
+    seen = [look["magnitude"]["wide"] for look in recording.seen]
+    assert all(bool(look.isfinite().all()) and float(look.max()) < 50 for look in seen)
+    assert torch.equal(seen[0], seen[2]) and not torch.equal(seen[2], seen[3])  # one look in each epoch of three steps
+
+
 def test_every_so_often() -> None:
     """The first batch of an epoch and each n-th are looked at; with accumulation the step that takes the batch in."""
     gatherer = Gatherer(["loss_change"], every=4)
