@@ -132,7 +132,14 @@ def check_kinds(function: Callable[..., Any], values: Mapping[str, Any], error: 
     for name, kinds in _parameters(function):
         if not any(_fits(values[name], kind) for kind in kinds):
             described = dict.fromkeys(_DESCRIPTIONS.get(kind) or f"a `{kind.__name__}`" for kind in kinds)
-            raise error(f"`{name}` must be {' or '.join(described)}, got {reprlib.repr(values[name])}.")
+            value, hint = reprlib.repr(values[name]), _hint(values[name], kinds)
+            raise error(f"`{name}` must be {' or '.join(described)}, got {value}{hint}.")
+
+
+def _hint(value: Any, kinds: Sequence[Any]) -> str:
+    """Return what to do about a class in the place of its instance."""
+    own = isinstance(value, type) and any(isinstance(kind, type) and issubclass(value, kind) for kind in kinds)
+    return f"; pass an instance, `{value.__name__}(...)`" if own else ""
 
 
 @functools.cache

@@ -115,7 +115,8 @@ class ModelCompaction(CompressionCallback):
         plain_norms: bool | str = False,
         constants: str | Sequence[str] | None = None,
     ) -> None:
-        check_kinds(ModelCompaction.__init__, locals(), MisconfigurationException)
+        arguments, self.when = locals(), parse_when(when)
+        check_kinds(ModelCompaction.__init__, arguments, MisconfigurationException)
         super().__init__(model, example_input, constants)
         if plain_norms not in (False, True, "exact"):
             raise MisconfigurationException(f"`plain_norms` must be False, True or 'exact', got {plain_norms!r}.")
@@ -127,7 +128,6 @@ class ModelCompaction(CompressionCallback):
         self.plain_norms, self.follows_steps = plain_norms, steps
         check_runs(latency_runs)
         self.latency_runs, self.reindex = latency_runs, reindex
-        self.when = parse_when(when)
         if on_failure not in ("warn", "raise"):
             raise MisconfigurationException(f"`on_failure` must be 'warn' or 'raise', got {on_failure!r}.")
         check_number(

@@ -24,7 +24,7 @@ def test_forms() -> None:
     ("entries", "message"),
     [
         ({"step": 3}, "An entry is a callable"),
-        ("step", "`entries` is a mapping"),
+        ("step", "`entries` must be a mapping or a list"),
         ([max, max], "'max' is the name of two entries"),
         ({"train": max}, "'train' is the name of a run of forward"),
         ({"step": engine.Entry(max, "ab")}, "needs a callable, a tuple"),

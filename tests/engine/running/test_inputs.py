@@ -20,7 +20,11 @@ from tests.engine.nets import image
 def test_what_is_no_model_is_refused(call: Any) -> None:
     """A class, TorchScript, and other objects, each with what to pass instead."""
     scripted = torch.jit.script(nn.Sequential(nn.Conv2d(3, 4, 3)))
-    for bad, message in ((nn.Conv2d, r"class Conv2d; pass an instance"), (scripted, "TorchScript"), (3, "is a int")):
+    for bad, message in (
+        (nn.Conv2d, "pass an instance, `Conv2d"),
+        (scripted, "TorchScript"),
+        (3, "be a `Module`, got 3"),
+    ):
         with pytest.raises(InputError, match=message):
             call(bad, image())
 
