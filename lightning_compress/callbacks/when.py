@@ -32,7 +32,7 @@ def parse_when(when: int | float | Sequence[int] | None) -> When:
     """
     if when is None:
         return None
-    if not isinstance(when, Iterable) and 0 < when < 1:
+    if not isinstance(when, Iterable) and isinstance(when, numbers.Real) and 0 < when < 1:
         return float(when)
     epochs: list[Any] = list(when) if isinstance(when, Iterable) else [when]
     if epochs and all(_is_whole(epoch) and epoch >= 0 for epoch in epochs):
