@@ -365,12 +365,11 @@ class _Fitting:
     @property
     def report(self) -> CompensationReport:
         """The errors by group."""
-        report = CompensationReport()
-        groups = dict.fromkeys([*(row[0].group for row in self._rows), *self._skipped])
-        for group in groups:
+        report, why = CompensationReport(), _WORSE if self._withdrawn else _NOT_BETTER
+        for group in dict.fromkeys([*(row[0].group for row in self._rows), *self._skipped]):
             rows = [row for row in self._rows if row[0].group == group]
-            why = _WORSE if self._withdrawn else _NOT_BETTER
-            chosen, scale = [row for row in rows if row[4] and not self._withdrawn], sum(row[3] for row in rows) or 1.0
+            chosen = [row for row in rows if row[4] and not self._withdrawn]
+            scale = sum(row[3] for row in rows) or 1.0
             report[group] = Compensated(
                 before=sum(row[1] for row in rows) / scale,
                 after=sum(row[2] if row in chosen else row[1] for row in rows) / scale,

@@ -15,13 +15,14 @@ from engine.ops.samples import chain
 from engine.program.graph import Node, Value
 from engine.rule import Rare, Rule, Sample, Shapes
 
-__all__ = ["RULES"]
+__all__ = ["PER_CHANNEL", "RULES"]
 
-_PER_CHANNEL = ("weight", "bias", "running_mean", "running_var")
+PER_CHANNEL = ("weight", "bias", "running_mean", "running_var")
+"""Arguments of batch and instance norms with a number per channel."""
 
 
 def _per_channel(node: Node) -> list[Value]:
-    return [node.args[name] for name in _PER_CHANNEL if node.args[name] is not None]
+    return [node.args[name] for name in PER_CHANNEL if node.args[name] is not None]
 
 
 def _labels(node: Node, labels: Labels) -> None:

@@ -16,6 +16,7 @@ from engine.analysis.constants import Constants
 from engine.analysis.constraints import Equal
 from engine.analysis.labels import Labels
 from engine.analysis.use import Use
+from engine.ops.norm import PER_CHANNEL
 from engine.ops.samples import Apply, residual
 from engine.program.arrays import align, any_over
 from engine.program.graph import Node, Value
@@ -130,15 +131,13 @@ def _group_attributes(node: Node, shapes: Shapes) -> Mapping[str, int]:
 
 # ---------------------------------------------------------------- instance norm
 
-_PER_CHANNEL = ("weight", "bias", "running_mean", "running_var")
-
 
 def _instance_labels(node: Node, labels: Labels) -> None:
     source = node.args["input"]
     channels = labels.along(source, 1)
     for layer in labels.without(source, [d for d in range(source.ndim) if d != 1], f"{node!r} averages over it"):
         labels.add(node.output, layer)
-    for name in _PER_CHANNEL:
+    for name in PER_CHANNEL:
         value = node.args[name]
         if value is not None and channels is None:
             labels.fix(value, 0)
@@ -166,7 +165,7 @@ def _instance_attributes(node: Node, shapes: Shapes) -> Mapping[str, int]:
 def _instance_used(node: Node, use: Use) -> None:
     used = use[node.output]
     use.add(node.args["input"], any_over(used, range(2, used.ndim)))
-    use.add_beside((node.args[name] for name in _PER_CHANNEL), use.along(node.output, 1))
+    use.add_beside((node.args[name] for name in PER_CHANNEL), use.along(node.output, 1))
 
 
 # ---------------------------------------------------------------- samples
