@@ -1,7 +1,7 @@
 """Replacements for functions of Python and torch while a model runs, which keep track of sizes and memory.
 
 Numbers keep the expressions of the sizes from which they are computed. A change of a tensor without an op would go
-unnoticed, so it is refused.
+unnoticed, so it is refused, and another object for its memory stands for the same values.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from engine.numbers.sizes import Scalar, expression, is_tagged, note_exact_value
 from engine.program.expressions import Apply
 from engine.source.sites import user_site
 
-__all__ = ["PASSED_THROUGH", "check_followed", "replaced_functions"]
+__all__ = ["PASSED_THROUGH", "Twins", "check_followed", "replaced_functions"]
 
 _PER_NUMBER = frozenset({"apply_", "map_", "map2_"})
 """Methods that call a Python function for each number in a tensor, and change the tensor without an op."""
@@ -51,7 +51,22 @@ def check_followed(name: str, arguments: tuple[Any, ...], holds: Callable[[Tenso
         raise TraceError(f"`Tensor.{name}` ({site}) calls Python for each number, which cannot be followed. {_ADVICE}")
 
 
+class Twins(Protocol):
+    """The program of the running code, which learns that two tensors are one."""
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor is part of the program."""
+
+    def share(self, tensor: Tensor, twin: Tensor) -> None:
+        """Note that another object stands for a tensor: it has its memory and its sizes.
+
+        Raises:
+            DataDependentOutputException: where the run has tensors without data, so that it starts again with data.
+        """
+
+
 _from_dlpack = torch._C._from_dlpack
+_plain_as_subclass, _plain_make_subclass = torch.Tensor.as_subclass, torch.Tensor._make_subclass
 
 
 def _checked_from_dlpack(capsule: Any, *others: Any) -> Tensor:
@@ -98,15 +113,39 @@ class _Range(metaclass=_RangeType):
     """Replaces ``range``, which turns its bounds into plain numbers: the length of a loop is a decision, too."""
 
 
+def _followed(plain: Callable[..., Tensor], position: int, program: Twins) -> Callable[..., Tensor]:
+    """Return a method that gives a tensor another class without an op; the program learns that both are one."""
+
+    @functools.wraps(plain)
+    def method(*arguments: Any, **options: Any) -> Tensor:
+        tensor = arguments[position] if len(arguments) > position else options.get("data")
+        if not isinstance(tensor, Tensor) or not program.holds(tensor):
+            return plain(*arguments, **options)
+        twin = plain(*arguments, **options)
+        with torch._C.DisableTorchFunction():  # what the program asks of a tensor is no code of the model
+            program.share(tensor, twin)
+        return twin
+
+    return method
+
+
 @contextmanager
-def replaced_functions() -> Iterator[None]:
-    """Replace the functions that would return untracked numbers, and one that accesses the memory of a tensor."""
+def replaced_functions(program: Twins) -> Iterator[None]:
+    """Replace the functions that would return untracked numbers, and those that access the memory of a tensor.
+
+    Args:
+        program: that the running code belongs to.
+    """
+    make_subclass = staticmethod(_followed(_plain_make_subclass, 1, program))
     try:
+        torch.Tensor.as_subclass = _followed(_plain_as_subclass, 0, program)  # type: ignore[method-assign, assignment]
+        torch.Tensor._make_subclass = make_subclass  # type: ignore[method-assign, assignment]
         builtins.range = _Range  # type: ignore[assignment, misc]
         vars(math).update({name: _tracked_function(plain) for name, plain in _MATH.items()})
         torch._C._from_dlpack = _checked_from_dlpack  # type: ignore[assignment]
         yield
     finally:
+        del torch.Tensor.as_subclass, torch.Tensor._make_subclass  # inherited
         torch._C._from_dlpack = _from_dlpack
         builtins.range = _range  # type: ignore[misc]
         vars(math).update(_MATH)

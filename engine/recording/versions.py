@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any
 
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 
 from engine.alternatives.mutable_state import MutableState
 from engine.errors import TraceError
@@ -24,6 +24,7 @@ from engine.program.entries import TRAIN_PATHS
 from engine.program.graph import Node, Value, map_values, walk_values
 from engine.program.trees import tensors_in
 from engine.recording.tape import Tape
+from engine.running.fakes import Fakes
 from engine.running.held_tensors import holds_nothing_but_tensors, tensors_of_variable
 from engine.running.opaque_modules import storage_of
 from engine.running.provenance import Provenance
@@ -65,6 +66,7 @@ class Versions(Tape):
     """
 
     _provenance: Provenance
+    _maker: Fakes | None
 
     def __init__(self, model: nn.Module, changing: MutableState | None) -> None:
         super().__init__(model, changing)
@@ -132,6 +134,18 @@ class Versions(Tape):
         if storage is None or parent is None:
             storage, node, parent = self._storages.setdefault(key, _Storage()), None, None
         self._homes[id(tensor)] = _Home(storage, storage.version, node, position, parent)
+
+    def share(self, tensor: Tensor, twin: Tensor) -> None:
+        """Note that another object stands for a tensor: it has its memory and its sizes.
+
+        Raises:
+            DataDependentOutputException: where tensors without data stand for those of the run, which have no class.
+        """
+        if self._maker is not None:
+            raise DataDependentOutputException(Tensor.as_subclass)  # type: ignore[arg-type]
+        self._current[id(twin)] = self._read(tensor)
+        self._homes[id(twin)] = dataclasses.replace(self._homes[id(tensor)])
+        self._hold(twin)
 
     def _peek(self, tensor: Tensor) -> Value | None:
         name = self._names.get(id(tensor)) or self._owned.get(id(tensor))

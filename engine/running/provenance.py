@@ -22,7 +22,7 @@ from engine.numbers.coefficients import settable_values
 from engine.numbers.covering import covering_slices
 from engine.numbers.inlining import inlined
 from engine.numbers.literals import reassigned_numbers, unfixed_numbers
-from engine.numbers.replaced_functions import PASSED_THROUGH, check_followed, replaced_functions
+from engine.numbers.replaced_functions import PASSED_THROUGH, Twins, check_followed, replaced_functions
 from engine.numbers.sizes import (
     LOOKUPS,
     RECORDINGS,
@@ -45,11 +45,8 @@ from engine.source.sites import ENGINE, Site, is_handler, user_site
 __all__ = ["QUERY_PREFIXES", "METADATA_FUNCTIONS", "Provenance"]
 
 
-class Program(Protocol):
+class Program(Twins, Protocol):
     """The program that the running torch functions belong to."""
-
-    def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor is part of the program."""
 
     def assign(self, tensor: Tensor, data: Tensor) -> None:
         """Perform ``tensor.data = data``, which is not an op."""
@@ -181,7 +178,7 @@ class Provenance(TorchFunctionMode):
 
     def __enter__(self) -> Provenance:
         self._scope = ExitStack()
-        self._scope.enter_context(replaced_functions())
+        self._scope.enter_context(replaced_functions(self._program))
         RECORDINGS.append(self)
         LOOKUPS.restart()
         self.reads = False

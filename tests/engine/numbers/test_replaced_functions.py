@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,9 @@ from torch.utils.dlpack import from_dlpack, to_dlpack
 import engine
 from engine.errors import TraceError
 from engine.numbers.replaced_functions import replaced_functions
+
+OUTSIDE: Any = SimpleNamespace(holds=lambda tensor: False)
+"""Stands for a program that none of the tensors belong to."""
 
 
 class Net(nn.Module):
@@ -54,17 +59,18 @@ def test_tensors_that_are_handed_on_themselves() -> None:
     net = type("Net", (Net,), {"change": lambda net, h: from_dlpack(h), "__module__": __name__})()
     graph = engine.trace(net, torch.zeros(2, 4))
     assert "is read by the code" in str(graph.exits)
-    with replaced_functions():
+    with replaced_functions(OUTSIDE):
         assert torch.equal(torch.from_dlpack(torch.ones(2).numpy()), torch.ones(2))
 
 
 def test_functions_are_put_back() -> None:
     """After an error too."""
-    before = range, math.sqrt, torch._C._from_dlpack
-    with pytest.raises(ZeroDivisionError), replaced_functions():
-        assert range is not before[0] and math.sqrt(4.0) == 2.0
+    before = range, math.sqrt, torch._C._from_dlpack, Tensor.as_subclass, Tensor._make_subclass
+    with pytest.raises(ZeroDivisionError), replaced_functions(OUTSIDE):
+        assert range is not before[0] and math.sqrt(4.0) == 2.0 and Tensor.as_subclass is not before[3]
         raise ZeroDivisionError
-    assert (range, math.sqrt, torch._C._from_dlpack) == before
+    assert (range, math.sqrt, torch._C._from_dlpack, Tensor.as_subclass, Tensor._make_subclass) == before
+    assert not {"as_subclass", "_make_subclass"} & vars(Tensor).keys()
 
 
 class Counted(Net):
