@@ -26,8 +26,8 @@ from engine.errors import InputError
 from engine.limits import MOST_STATE_OBJECTS
 from engine.numbers.coefficients import coefficients
 from engine.program.arrays import is_finite
+from engine.program.storages import storage_of
 from engine.program.stored import HISTORY, PART, modules_of, parameters_of, stored_tensors
-from engine.running.opaque_modules import storage_of
 from engine.source.attribute_writes import EVERYTHING, written_attributes, written_by_modules
 from engine.source.instructions import arguments_of
 from engine.source.model_code import code_of, codes_of, module_namespaces

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from engine.compaction.build import canonical_tensors
 from engine.program.graph import Graph, Node, Value
 from engine.program.signature import signature
+from engine.program.storages import storage_of
 from engine.program.trees import tensors_in
 from engine.recording.versions import WRITE
 from engine.rule import Demand
-from engine.running.opaque_modules import storage_of
 from engine.tracer import trace
 
 __all__ = ["Call", "Tensors", "calls_of", "run", "same_memory"]

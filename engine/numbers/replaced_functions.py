@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from engine.errors import TraceError
 from engine.numbers.sizes import Scalar, expression, is_tagged, note_exact_values
 from engine.program.expressions import Apply
+from engine.program.storages import storage_of
 from engine.source.sites import user_site
 
 __all__ = ["PASSED_THROUGH", "Twins", "check_followed", "replaced_functions"]
@@ -66,6 +67,7 @@ class Twins(Protocol):
 
 
 _from_dlpack = torch._C._from_dlpack
+_plain_deepcopy = torch.Tensor.__deepcopy__
 _plain_as_subclass, _plain_make_subclass = torch.Tensor.as_subclass, torch.Tensor._make_subclass
 
 
@@ -129,6 +131,27 @@ def _followed(plain: Callable[..., Tensor], position: int, program: Twins) -> Ca
     return method
 
 
+def _followed_deepcopy(program: Twins) -> Callable[[Tensor, dict[int, Any]], Tensor]:
+    """Return ``__deepcopy__``, which copies memory without an op, with an op for what belongs to the program."""
+
+    def method(tensor: Tensor, memo: dict[Any, Any]) -> Tensor:
+        is_plain = type(tensor) is FakeTensor or (type(tensor) is Tensor and not vars(tensor))
+        if id(tensor) in memo or not is_plain or not program.holds(tensor) or tensor.requires_grad:
+            return _plain_deepcopy(tensor, memo)  # type: ignore[no-untyped-call, no-any-return]
+        with torch._C.DisableTorchFunction():
+            memory = "memory", storage_of(tensor)
+        if memory in memo:
+            site = user_site("deepcopy")
+            raise TraceError(
+                f"`deepcopy` ({site}) copies two tensors that share memory, and so do the copies, which cannot be "
+                "followed. Copy one of them, and take the other from the copy."
+            )
+        memo[memory], memo[id(tensor)] = True, tensor.clone(memory_format=torch.preserve_format)
+        return memo[id(tensor)]  # type: ignore[no-any-return]
+
+    return method
+
+
 @contextmanager
 def replaced_functions(program: Twins) -> Iterator[None]:
     """Replace the functions that would return untracked numbers, and those that access the memory of a tensor.
@@ -140,12 +163,14 @@ def replaced_functions(program: Twins) -> Iterator[None]:
     try:
         torch.Tensor.as_subclass = _followed(_plain_as_subclass, 0, program)  # type: ignore[method-assign, assignment]
         torch.Tensor._make_subclass = make_subclass  # type: ignore[method-assign, assignment]
+        torch.Tensor.__deepcopy__ = _followed_deepcopy(program)  # type: ignore[method-assign]
         builtins.range = _Range  # type: ignore[assignment, misc]
         vars(math).update({name: _tracked_function(plain) for name, plain in _MATH.items()})
         torch._C._from_dlpack = _checked_from_dlpack  # type: ignore[assignment]
         yield
     finally:
         del torch.Tensor.as_subclass, torch.Tensor._make_subclass  # inherited
+        torch.Tensor.__deepcopy__ = _plain_deepcopy  # type: ignore[method-assign]
         torch._C._from_dlpack = _from_dlpack
         builtins.range = _range  # type: ignore[misc]
         vars(math).update(_MATH)

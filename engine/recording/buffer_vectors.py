@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from engine.program.signature import Signature
+from engine.program.storages import storage_of
 from engine.program.trees import tensors_in
-from engine.running.opaque_modules import storage_of
 from engine.source.sites import Site
 
 __all__ = ["VectorCall", "BufferVectors"]

@@ -24,13 +24,14 @@ from engine.observations.recorded_runs import RecordedRuns
 from engine.program.expressions import Expr, leaves
 from engine.program.graph import Origin, Value, walk_values
 from engine.program.signature import Signature, signature
+from engine.program.storages import storage_of
 from engine.program.stored import distinct_modules, unsettled
 from engine.program.trees import list_tensors, map_tensors, results_in, tensors_in
 from engine.recording.buffer_vectors import BufferVectors, VectorCall
 from engine.recording.versions import Versions
 from engine.running.escapes import outliving_tensors
 from engine.running.fakes import Fakes
-from engine.running.opaque_modules import OpaqueCall, storage_of
+from engine.running.opaque_modules import OpaqueCall
 from engine.running.provenance import METADATA_FUNCTIONS, QUERY_PREFIXES, Provenance
 from engine.running.run_length import RunLength
 from engine.running.tensor_backup import TensorBackup

@@ -22,11 +22,11 @@ from engine.flow.paths_read import NumberRead
 from engine.limits import MOST_PICKED_TENSORS
 from engine.program.entries import TRAIN_PATHS
 from engine.program.graph import Node, Value, map_values, walk_values
+from engine.program.storages import storage_of
 from engine.program.trees import tensors_in
 from engine.recording.tape import Tape
 from engine.running.fakes import Fakes
 from engine.running.held_tensors import holds_nothing_but_tensors, tensors_of_variable
-from engine.running.opaque_modules import storage_of
 from engine.running.provenance import Provenance
 
 __all__ = ["WRITE", "Versions"]

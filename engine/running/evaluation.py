@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from engine.errors import TraceError
+from engine.program.storages import storage_of
 from engine.program.stored import HISTORY, PART, distinct_modules
 from engine.running.caches import clearing_caches
-from engine.running.opaque_modules import storage_of
 from engine.running.process import EXCLUSIVE, unchanged_process
 from engine.running.snapshot import Snapshot
 from engine.source.model_code import module_namespaces, user_classes

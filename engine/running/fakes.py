@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._decomp.decompositions import one_layer_lstm
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 
-from engine.running.opaque_modules import storage_of
+from engine.program.storages import storage_of
 
 __all__ = ["Fakes", "Layout"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor, nn
 
 from engine.errors import TraceError
+from engine.program.storages import storage_of
 
-__all__ = ["OpaqueCall", "is_kind", "storage_of"]
+__all__ = ["OpaqueCall", "is_kind"]
 
 
 def is_kind(module: nn.Module, kind: str) -> bool:
@@ -21,14 +21,6 @@ def is_kind(module: nn.Module, kind: str) -> bool:
         (True, False)
     """
     return any(base.__name__ == kind for base in type(module).__mro__ if base is not object)
-
-
-def storage_of(tensor: Tensor) -> int:
-    """Return a key that identifies the memory of a tensor while it exists; a sparse tensor stands for itself."""
-    return tensor.untyped_storage()._cdata if _layout(tensor) is torch.strided else -id(tensor)
-
-
-_layout = Tensor.layout.__get__  # type: ignore[attr-defined]  # a fake tensor's own property is written in Python
 
 
 @dataclass

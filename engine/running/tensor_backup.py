@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.running.opaque_modules import storage_of
+from engine.program.storages import storage_of
 
 __all__ = ["TensorBackup", "unwritten"]
 

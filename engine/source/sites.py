@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import sys
@@ -31,6 +32,8 @@ _RECORDER = frozenset(
         ("recording", "recorder.py"),
     )
 )
+
+_LIBRARIES = _RECORDER | {os.path.abspath(copy.__file__)}
 
 _EXCHANGES = f"{__name__.partition('.')[0]}.surgery."
 
@@ -86,8 +89,8 @@ def _spans(code: CodeType) -> list[tuple[tuple[int, int], tuple[int, int]] | tup
 
 @functools.cache
 def is_library(filename: str) -> bool:
-    """Whether a file belongs to torch or to the recorder, and not to the user."""
-    return filename.startswith(_TORCH) or filename in _RECORDER
+    """Whether a file belongs to torch, to the recorder or to Python's module that copies, and not to the user."""
+    return filename.startswith(_TORCH) or filename in _LIBRARIES
 
 
 def is_exchanged(cls: type) -> bool:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.program.storages import storage_of
 from engine.program.trees import map_tensors, tensors_in
-from engine.running.opaque_modules import storage_of
 
 __all__ = ["Decision", "Decisions", "decides"]
 

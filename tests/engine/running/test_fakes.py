@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 import engine
+from engine.program.storages import storage_of
 from engine.running import fakes
 from engine.running.fakes import Fakes, Layout
-from engine.running.opaque_modules import storage_of
 
 ATEN = torch.ops.aten
 SAMPLES = [(rule, sample) for rule in engine.RULES.distinct() for sample in rule.samples()]
