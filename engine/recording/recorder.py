@@ -151,11 +151,6 @@ class Recorder(Versions, TorchDispatchMode):
         self._decisions.setdefault(site, None)
         self._exit(tensor if self._maker is None else self._substitute(tensor), f"is read by the code ({site})")
 
-    def adopt(self, tensor: Tensor) -> None:
-        """Adopt a tensor that Python built from numbers that may depend on a read: it varies."""
-        self._current[id(tensor)] = self._value(tensor)
-        self._place(tensor)
-
     def _running(self, frame: FrameType) -> tuple[str, bool]:
         """Return the name of the module that a function runs for, and whether that is its first argument."""
         code = frame.f_code
@@ -306,7 +301,10 @@ class Recorder(Versions, TorchDispatchMode):
         return out
 
     def _beside(self, out: Any, args: Any, kwargs: Any) -> Any:
-        """Return the result of an op outside the program; it may change if one of its inputs may change."""
+        """Return the result of an op outside the program; it varies if an input may, or memory that was read."""
+        if self._provenance.reads and any(isinstance(argument, torch.UntypedStorage) for argument in args):
+            for tensor in tensors_in(out):
+                self.adopt(tensor)
         if self._changing is not None and any(map(self._may_change, tensors_in((args, kwargs)))):
             self._changing.add_computed(tensors_in(out))
         return out

@@ -135,6 +135,11 @@ class Versions(Tape):
             storage, node, parent = self._storages.setdefault(key, _Storage()), None, None
         self._homes[id(tensor)] = _Home(storage, storage.version, node, position, parent)
 
+    def adopt(self, tensor: Tensor) -> None:
+        """Adopt a tensor that Python built from numbers that may depend on a read: it varies."""
+        self._current[id(tensor)] = self._value(tensor)
+        self._place(tensor)
+
     def share(self, tensor: Tensor, twin: Tensor) -> None:
         """Note that another object stands for a tensor: it has its memory and its sizes.
 

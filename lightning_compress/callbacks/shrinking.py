@@ -21,6 +21,7 @@ from engine.errors import PlanError, VerificationError
 from engine.program import stored_tensors
 from lightning_compress.callbacks.base import CompressionCallback
 from lightning_compress.callbacks.masking import MaskingCallback, masking_callbacks
+from lightning_compress.selection.amounts import kept_units
 from lightning_compress.trainer.averages import Average, averages
 from lightning_compress.trainer.strategy import Job, Result, parallel
 
@@ -61,7 +62,25 @@ def shrink(trainer: Trainer, pl_module: LightningModule, job: Job, alone: bool) 
         )
     if not plan.is_empty:
         _forget_compiled_code()
+    elif job.training and job.masks:
+        _warn_of_masked_channels(model, job)
     return plan, certificate
+
+
+_NOT_ZERO = "what its masked channels feed is not zero; mask their norms and biases too, with `MaskConflictRepair`"
+
+
+def _warn_of_masked_channels(model: nn.Module, job: Job) -> None:
+    """Warn that nothing was removed although whole channels are masked, and name the groups with the reasons."""
+    groups = engine.dependency_groups(model, job.example, graph=job.graph)
+    kept = kept_units(groups, job.masks)
+    partly = [g for g in groups if kept[g.name].any() and not kept[g.name].all()]  # of what is masked whole, one stays
+    masked = [f"{g.name} ({g.reason or _NOT_ZERO})" for g in partly]
+    if masked:
+        rank_zero_warn(
+            f"Masked channels are not removed while training goes on: {'; '.join(masked[:3])}. What the training step "
+            "and the hooks around it read is preserved; at the end of the fit it may go."
+        )
 
 
 def _call(function: Callable[[], None]) -> None:

@@ -250,3 +250,15 @@ def test_draws_of_train_mode_are_not_recorded(path: str, drawn: bool) -> None:
     with torch.inference_mode():
         recorder.run(lambda args, _: args[0] + torch.rand(2), (torch.zeros(2),), {}, [""], path)
     assert ("rand" in [node.op for node in recorder.since(Mark()).nodes]) is drawn
+
+
+def test_a_tensor_on_memory_that_was_read_is_no_constant() -> None:
+    """It is set to the storage of features: its numbers are those of the input, not of the recording."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        h = m.first(x).detach()
+        return m.last(torch.empty(0).set_(h.untyped_storage(), 0, h.shape, h.stride()))
+
+    graph = engine.trace(Net(forward, first=nn.Linear(5, 8), last=nn.Linear(8, 3)), torch.randn(2, 5))
+    [placed] = [node.inputs[0] for node in graph.nodes if node.module == "last"]
+    assert placed.producer is None and placed.data is None

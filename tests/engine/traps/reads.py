@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from engine.recording.recorder import Recorder
 from engine.running import provenance
+from tests.engine.exactness import Masks
 from tests.engine.traps.trap import Ablation, Trap, Use, once
 
 __all__ = ["ABLATIONS", "TRAPS"]
@@ -298,7 +299,39 @@ def _in_parts_of_read_length(net: Any, x: Tensor, h: Tensor) -> Tensor:
     return h.view(*shape).cumsum(-1).flatten(-2)
 
 
+class _OnMemory(nn.Module):
+    """Three layers; the second reads a tensor on the memory of what the first returned."""
+
+    def __init__(self, place: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.stem, self.body, self.head, self.place = nn.Linear(5, 6), nn.Linear(6, 6), nn.Linear(6, 3), place
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(self.place(self.stem(x).relu().detach())))  # type: ignore[no-any-return]
+
+
+def _rebuilt(h: Tensor) -> Tensor:
+    rebuild, arguments = h.__reduce_ex__(2)[:2]  # type: ignore[no-untyped-call]
+    return rebuild(*arguments)  # type: ignore[no-any-return]
+
+
+def _set(h: Tensor) -> Tensor:
+    return torch.empty(0, dtype=h.dtype).set_(h.untyped_storage(), 0, h.shape, h.stride())
+
+
+def _of_the_stem(model: nn.Module, seed: int) -> Masks:
+    stays = torch.arange(6) < 4 + seed
+    return {"stem": {"weight": stays[:, None].expand(6, 5).float(), "bias": stays.float()}}
+
+
+def _memory(name: str, source: str, place: Callable[[Tensor], Tensor]) -> Trap:
+    uses = [_scaled(0.2, 3, 5), _scaled(5.0, 6, 5)]
+    return Trap(name, source, lambda: _OnMemory(place), _small, uses, masks=_of_the_stem)
+
+
 AMOUNTS = [
+    _memory("a tensor rebuilt from its pickle", "multiprocessing.reductions, rebuild_tensor", _rebuilt),
+    _memory("a tensor on the memory of another", "tensor.set_(storage), caches of memory", _set),
     _trap("pairs in a shape put together after a read", "view(*x.shape[:-1], -1, head_dim) in transformers", _in_pairs),
     _trap("parts of a length that was read", "view(shape) with an estimated number of parts", _in_parts_of_read_length),
     _trap("a slice to a length", "x[: int(length)], as in speech models", _to_length),

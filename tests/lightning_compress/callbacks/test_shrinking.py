@@ -561,6 +561,14 @@ def test_what_would_change_the_training_is_refused(tmp_path: Path) -> None:
         fit(seeded(Trained), tmp_path, ModelCompaction(when=1, on_failure="raise"), Bare())
 
 
+def test_masked_channels_that_a_hook_holds_are_named(tmp_path: Path) -> None:
+    """A hook sums a copied norm: nothing goes while training, and a warning says why; at the end of the fit it goes."""
+    module, follow = seeded(Trained), Follow()
+    with pytest.warns(UserWarning, match=r"not removed while training goes on.*wide \(.*at the end of the fit"):
+        fit(module, tmp_path, follow, ModelCompaction(when=1, save=False), Bare())
+    assert widths(follow) == [16] and module.net.wide.out_channels < 16
+
+
 def test_model_pruning_does_not_go_together_with_it(tmp_path: Path) -> None:
     """Its copies cannot follow: an error before training that says what to do."""
     module = seeded(Wrapped)
