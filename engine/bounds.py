@@ -17,9 +17,9 @@ import numpy as np
 
 from engine.errors import InputError
 
-__all__ = ["as_names", "check_kinds", "check_number"]
+__all__ = ["as_names", "check_kinds", "check_number", "is_list", "is_number"]
 
-_NUMBERS = {float: numbers.Real, int: numbers.Integral}
+_NUMBERS = (float, int)
 _ITERABLES = (Sequence, Collection, Iterable, list)
 _DESCRIPTIONS: dict[Any, str] = {
     NoneType: "None",
@@ -70,17 +70,27 @@ def check_number(
         ...
         engine.errors.InputError: `ridge` must be a finite number >= 0, got nan.
     """
-    fits = (
-        isinstance(value, numbers.Integral if whole else numbers.Real)
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-    )
+    fits = is_number(value, whole) and math.isfinite(value)
     if fits and (least is None or value >= least) and (above is None or value > above):
         return
     infinite = isinstance(value, float) and not math.isfinite(value) and not whole
     what = what or ("an integer" if whole else "a finite number" if infinite else "a number")
     bounds = f" >= {least}" if least is not None else f" > {above}" if above is not None else ""
     raise error(f"`{name}` must be {what}{bounds}, got {value!r}.")
+
+
+def is_number(value: Any, whole: bool = False) -> bool:
+    """Return whether a value is a number, also one of NumPy's, and no truth value.
+
+    Args:
+        value: the value.
+        whole: whether it has to be an integer.
+
+    Example:
+        >>> is_number(np.float32(0.5)), is_number(0.5, whole=True), is_number(True)
+        (True, False, False)
+    """
+    return isinstance(value, numbers.Integral if whole else numbers.Real) and not isinstance(value, (bool, np.bool_))
 
 
 def as_names(name: str, value: str | Iterable[str] | None, error: type[Exception] = InputError) -> tuple[str, ...]:
@@ -98,14 +108,24 @@ def as_names(name: str, value: str | Iterable[str] | None, error: type[Exception
         >>> as_names("constants", "embed"), as_names("constants", ["embed", "*.scale"])
         (('embed',), ('embed', '*.scale'))
     """
-    several = () if value is None else tuple(value) if _is_list(value) else (value,)
+    several = () if value is None else tuple(value) if is_list(value) else (value,)
     if not all(isinstance(one, str) for one in several):
         raise error(f"`{name}` must be a name pattern or a list of them, got {value!r}.")
     return several  # type: ignore[return-value]
 
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Iterable) and not isinstance(value, str)
+def is_list(value: Any) -> bool:
+    """Return whether a value is iterable, and neither text nor a tensor or array that is a single number.
+
+    Example:
+        >>> is_list([1]), is_list("a"), is_list(np.array(1))
+        (True, False, False)
+    """
+    return isinstance(value, Iterable) and not isinstance(value, str) and not _is_single(value)
+
+
+def _is_single(value: Any) -> bool:
+    return getattr(value, "ndim", None) == 0  # has `__iter__`, which fails
 
 
 def check_kinds(function: Callable[..., Any], values: Mapping[str, Any], error: type[Exception] = InputError) -> None:
@@ -171,10 +191,10 @@ def _can_be_asked(kind: Any) -> bool:
 
 def _fits(value: Any, kind: Any) -> bool:
     if kind in _NUMBERS:
-        return isinstance(value, _NUMBERS[kind]) and not isinstance(value, bool)
+        return is_number(value, whole=kind is int)
     if kind is bool:
         return isinstance(value, (bool, np.bool_))
     if kind in _ITERABLES:  # a tensor, an array or a dataset serves as well
         other = isinstance(value, (str, bytes, Mapping, numbers.Number))  # those of NumPy have `__getitem__`
-        return not other and (hasattr(value, "__iter__") or hasattr(value, "__getitem__"))
+        return not other and not _is_single(value) and (hasattr(value, "__iter__") or hasattr(value, "__getitem__"))
     return isinstance(value, os.PathLike if kind is Path else kind)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import engine
-from engine.bounds import check_kinds
+from engine.bounds import check_kinds, is_number
 from engine.cost import Predictor
 from engine.errors import InputError
 from engine.progress import notice
@@ -237,7 +237,7 @@ def summarize(
     """
     check_kinds(summarize, locals())
     for amount in amounts:
-        if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 <= amount <= 1:
+        if not is_number(amount) or not 0 <= amount <= 1:
             raise MisconfigurationException(f"`amounts` must be fractions in [0, 1], got {amount!r}.")
     network, example = _network(model, example_input, path)
     with notice(f"Analysing {type(network).__name__}"):

@@ -6,10 +6,11 @@ import csv
 import glob
 import os
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine import html
+from engine.bounds import is_list, is_number
 from engine.errors import InputError
 from engine.plots import sensitivity_figure, show
 
@@ -99,7 +100,7 @@ class SensitivityTable(dict[str, dict[float, float]]):
         Raises:
             InputError: for a negative budget, or if it is unclear which metrics are better.
         """
-        if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not budget >= 0:
+        if not is_number(budget) or not budget >= 0:
             raise InputError(f"`budget` is how much worse the metric may get, 0 or more; got {budget!r}.")
         sign = 1.0 if self.direction(better) == "lower" else -1.0
         amounts = {}
@@ -171,7 +172,7 @@ def columns(sparsities: Sequence[float] | None) -> list[float]:
         [0.3, 0.5]
     """
     candidates = [n / 10 for n in range(1, 10)] if sparsities is None else sparsities
-    if isinstance(candidates, (str, bytes)) or not isinstance(candidates, Iterable):
+    if isinstance(candidates, bytes) or not is_list(candidates):
         raise InputError(f"`sparsities` is a list of fractions; got {sparsities!r}.")
     fractions = sorted({fraction(value, "Each of `sparsities`") for value in candidates})
     if not fractions:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 import engine
+from engine.bounds import is_list
 from lightning_compress.callbacks.masking import masking_callbacks
 from lightning_compress.callbacks.timing import length
 from lightning_compress.trainer.packages import MisconfigurationException
@@ -32,9 +33,9 @@ def parse_when(when: int | float | Sequence[int] | None) -> When:
     """
     if when is None:
         return None
-    if not isinstance(when, Iterable) and isinstance(when, numbers.Real) and 0 < when < 1:
+    if isinstance(when, numbers.Real) and 0 < when < 1:
         return float(when)
-    epochs: list[Any] = list(when) if isinstance(when, Iterable) else [when]
+    epochs: list[Any] = list(when) if is_list(when) else [when]  # type: ignore[arg-type]
     if epochs and all(_is_whole(epoch) and epoch >= 0 for epoch in epochs):
         return tuple(int(epoch) for epoch in epochs)
     raise MisconfigurationException(

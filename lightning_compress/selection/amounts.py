@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine import Group, Member
-from engine.bounds import as_names
+from engine.bounds import as_names, is_number
 from lightning_compress.trainer.packages import MisconfigurationException
 from lightning_compress.trainer.steps import TRAINING
 
@@ -27,7 +27,7 @@ def check_amount(amount: float | Mapping[str, float], name: str = "amount") -> N
         >>> check_amount({"layer1.*": 0.3, "*": 0.5})
     """
     for value in amount.values() if isinstance(amount, Mapping) else (amount,):
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        if not is_number(value) or not 0 <= value <= 1:
             raise MisconfigurationException(
                 f"`{name}` must be a fraction in [0, 1], or fractions by pattern, got {value!r}."
             )

@@ -7,7 +7,7 @@ equally many. Stops are the steps at which the width is allowed: a multiple of `
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engine import Group
-from engine.bounds import check_number
+from engine.bounds import check_number, is_list, is_number
 from lightning_compress.trainer.packages import MisconfigurationException
 
 
@@ -309,8 +309,8 @@ def check_limits(round_to: int, minimum: int, widths: Mapping[str, Sequence[int]
         MisconfigurationException: naming an argument that is not.
     """
     for name, allowed in (widths or {}).items():
-        whole = isinstance(allowed, Iterable) and allowed
-        if not whole or not all(type(width) is int and width >= 1 for width in allowed):
+        whole = isinstance(allowed, Collection) and is_list(allowed) and len(allowed) > 0
+        if not whole or not all(is_number(width, whole=True) and width >= 1 for width in allowed):
             raise MisconfigurationException(f"`widths` of {name!r} must be positive integers, got {allowed!r}.")
     for name, value in (("round_to", round_to), ("minimum", minimum)):
         check_number(name, value, 1, whole=True, error=MisconfigurationException)

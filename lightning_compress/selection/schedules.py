@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.bounds import check_number
+from engine.bounds import check_number, is_number
 from lightning_compress.trainer.imports import imported
 from lightning_compress.trainer.packages import MisconfigurationException
 
@@ -59,7 +59,7 @@ def exponential(rate: float = 5.0) -> Schedule:
         >>> round(exponential(5.0)(0.5), 3)
         0.924
     """
-    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < math.inf:
+    if not is_number(rate) or not 0 < rate < math.inf:
         raise MisconfigurationException(f"`rate` of the exponential schedule must be a number > 0, got {rate!r}.")
     return _Exponential(rate=rate)
 
@@ -83,7 +83,7 @@ def iterative(rounds: int = 5, schedule: ScheduleSpec = "linear") -> Schedule:
         >>> [iterative(2)(t) for t in (0.0, 0.5, 1.0)]
         [0.5, 0.5, 1.0]
     """
-    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
+    if not is_number(rounds, whole=True) or rounds < 1:
         raise MisconfigurationException(f"`rounds` of the iterative schedule must be an integer >= 1, got {rounds!r}.")
     return _Iterative(rounds=rounds, schedule=resolve(schedule))
 
@@ -111,9 +111,7 @@ def listed(values: Sequence[float]) -> Schedule:
 
 
 def _rising(values: Any, argument: str) -> Schedule:
-    fits = not isinstance(values, (str, bytes)) and all(
-        isinstance(v, (int, float)) and not isinstance(v, bool) and 0 <= v <= 1 for v in values
-    )
+    fits = not isinstance(values, (str, bytes)) and all(is_number(v) and 0 <= v <= 1 for v in values)
     if not fits or not values or list(values) != sorted(values):
         raise MisconfigurationException(f"A list as `{argument}` must hold rising fractions in [0, 1], got {values!r}.")
     return _Listed(values=tuple(float(v) for v in values))
@@ -209,7 +207,7 @@ class _Joined:
 
 
 def _part(name: str, part: float) -> float:
-    if isinstance(part, bool) or not isinstance(part, (int, float)) or not 0 <= part < 1:
+    if not is_number(part) or not 0 <= part < 1:
         raise MisconfigurationException(f"`part` of {name} must be a fraction of the time in [0, 1), got {part!r}.")
     return float(part)
 
@@ -235,7 +233,7 @@ class _Checked:
     argument: str
 
     def __call__(self, progress: float) -> float:
-        fraction: Any = self.schedule(progress)
+        fraction: Any = self._call(progress)
         try:
             fits = not isinstance(fraction, (str, bytes)) and 0 <= float(fraction) <= 1
         except (TypeError, ValueError):
@@ -246,6 +244,15 @@ class _Checked:
                 f"{progress:.4g}. It must return a fraction in [0, 1], and 1 stands for all of the amount."
             )
         return float(fraction)
+
+    def _call(self, progress: float) -> Any:
+        try:
+            return self.schedule(progress)
+        except Exception as error:
+            raise MisconfigurationException(
+                f"The function `{self.argument}={self.schedule!r}` failed for the progress {progress:.4g}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
 
 def _checked(schedule: Schedule, argument: str) -> Schedule:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine import Group
-from engine.bounds import check_number
+from engine.bounds import check_number, is_list, is_number
 from lightning_compress.selection.criteria import (
     CRITERIA,
     RELATIVE,
@@ -125,9 +125,12 @@ def resolve(criterion: CriterionSpec, seed: int = 0, normalize: str | Normalizer
 
 
 def _factors(criterion: Any) -> dict[str, float]:
-    names = criterion if isinstance(criterion, Iterable) else ()
-    factors = dict(criterion) if isinstance(criterion, Mapping) else dict.fromkeys(names, 1.0)
-    if not factors or any(isinstance(f, bool) or not isinstance(f, (int, float)) for f in factors.values()):
+    names = criterion if is_list(criterion) else ()
+    try:
+        factors = dict(criterion) if isinstance(criterion, Mapping) else dict.fromkeys(names, 1.0)
+    except TypeError:  # a list among the names
+        factors = {}
+    if not factors or not all(is_number(f) and math.isfinite(f) for f in factors.values()):
         raise MisconfigurationException(f"`criterion` must hold names, or names with factors; got {criterion!r}.")
     return factors
 

@@ -58,7 +58,7 @@ def test_one_name_is_a_list_of_one(argument: str) -> None:
     net.register_buffer("scale", torch.ones(1))
     name = {"constants": "scale", "opaque": "0"}[argument]
     assert getattr(engine.trace(net, torch.zeros(1, 2), **{argument: name}), argument) == (name,)
-    for wrong in (5, [5]):
+    for wrong in (5, [5], torch.tensor(5)):
         with pytest.raises(InputError, match=f"`{argument}` must be a .* list.*, got"):
             engine.trace(net, torch.zeros(1, 2), **{argument: wrong})
 
@@ -111,6 +111,7 @@ def numbers_one_by_one() -> Iterator[int]:
         ("batches", 5, "an iterable"), ("batches", None, "an iterable"), ("batches", np.float32(1), "an iterable"),
         ("sizes", [("a", 1)], "a mapping or None"), ("rule", "abs", "a function"), ("cls", nn.ReLU(), "a class"),
         ("share", "half", "a number or a list"), ("share", None, "a number or a list"),
+        ("batches", torch.tensor(1.0), "an iterable"), ("names", np.array("a"), "a string or a list"),
     ],
 )  # fmt: skip
 def test_arguments_of_another_kind_are_named(name: str, value: Any, what: str) -> None:

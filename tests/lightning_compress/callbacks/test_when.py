@@ -100,5 +100,6 @@ def test_a_rehearsal_is_not_asked(tmp_path: Path) -> None:
 def test_what_when_may_be() -> None:
     """A fraction, an epoch, several, or nothing."""
     assert [parse_when(when) for when in (None, 0.5, 3, [1, 2])] == [None, 0.5, (3,), (1, 2)]
-    with pytest.raises(MisconfigurationException, match="`when` must be an epoch"):
-        parse_when(torch.ones(2).tolist())
+    for wrong in (torch.ones(2).tolist(), torch.tensor(1), "1"):
+        with pytest.raises(MisconfigurationException, match="`when` must be an epoch"):
+            parse_when(wrong)

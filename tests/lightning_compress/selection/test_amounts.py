@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -68,6 +69,7 @@ def test_amount_outside_zero_and_one_is_an_error(amount: object) -> None:
     """The error names the amount."""
     with pytest.raises(MisconfigurationException, match=r"`amount` must be a fraction.*got"):
         selection.check_amount(amount)
+    selection.check_amount(np.float32(0.5))
 
 
 def test_kept_units_are_the_inverse_of_group_masks(groups: list[engine.Group]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -156,6 +157,10 @@ def test_widths_are_numbers_from_one_on(value: Any) -> None:
         check_limits(value, 1)
     with pytest.raises(MisconfigurationException, match="`minimum`.*got"):
         check_limits(1, value)
+    for some in ([value], value, "8"):
+        with pytest.raises(MisconfigurationException, match="`widths` of 'a' must be .*got"):
+            check_limits(1, 1, {"a": some})
+    check_limits(np.int64(1), 1, {"a": np.array([4, 8])})
 
 
 def test_ladder_of_a_real_grouped_convolution() -> None:

@@ -7,6 +7,7 @@ import math
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lightning_compress import ChannelPruning
@@ -123,3 +124,15 @@ def test_results_of_functions_are_checked(wrong: Any, late: bool) -> None:
         schedules.resolve(schedule, "growth")(at)
     with pytest.raises(MisconfigurationException, match="returned None for the progress 0"):
         ChannelPruning(schedule=lambda t: None)
+
+
+def test_a_function_that_fails_is_named() -> None:
+    """With the argument, as the traceback alone does not say who called it."""
+    with pytest.raises(MisconfigurationException, match="`growth=.*failed for the progress 0: ZeroDivisionError: "):
+        schedules.resolve(lambda t: 1 / t, "growth")
+
+
+def test_numbers_of_numpy() -> None:
+    """They count like others."""
+    assert schedules.resolve([np.float32(0.5), 1])(0.0) == 0.5
+    assert schedules.resolve({"iterative": {"rounds": np.int64(2)}})(0.0) == 0.5

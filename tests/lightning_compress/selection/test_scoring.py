@@ -73,6 +73,13 @@ def test_resolve_takes_names_paths_and_functions(net: Net, groups: dict[str, eng
         scoring.resolve("l1", normalize="median")
 
 
+@pytest.mark.parametrize("wrong", [[["l1"]], {"l1": float("nan")}, {"l1": True}, [], torch.tensor(1.0)])
+def test_what_holds_no_names(wrong: Any) -> None:
+    """A list of lists, a factor that is no number, and a tensor that is one."""
+    with pytest.raises(MisconfigurationException, match="`criterion` must hold names, or names with factors"):
+        scoring.resolve(wrong)
+
+
 def test_bad_scores_are_errors(net: Net, groups: dict[str, engine.Group]) -> None:
     """Scores of a wrong shape and scores that are NaN are errors that name the group."""
     with pytest.raises(MisconfigurationException, match=r"shape \(3,\) for group `stem`, not \(8,\)"):
