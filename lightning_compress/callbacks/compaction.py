@@ -303,7 +303,8 @@ class ModelCompaction(CompressionCallback):
         failed = not self._try(trainer, pl_module, training=False, alone=alone)
         if self.plan is None and not failed:
             rank_zero_info("ModelCompaction: there are no masked channels to remove; the model is unchanged.")
-        elif self.save and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        changed = failed or self.plan is not None or is_compacted(pl_module)  # by an earlier fit, and trained further
+        if changed and self.save and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self._write(trainer, pl_module, alone)
 
     def _try(self, trainer: Trainer, pl_module: LightningModule, *, training: bool, alone: bool) -> bool:

@@ -172,6 +172,19 @@ def test_nothing_masked_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptur
     assert not list(tmp_path.rglob("*.ckpt"))
 
 
+def test_a_small_model_that_is_trained_further_is_saved(tmp_path: Path) -> None:
+    """Nothing more is removed, but its weights are others than in the file of the first fit."""
+    module, first, second = seeded(Wrapped), ModelCompaction(tmp_path), ModelCompaction(tmp_path)
+    fit(module, tmp_path, ChannelPruning(amount=0.5), first)
+    loaded = load_compacted(first.checkpoint_path, Wrapped)
+    for small in (module, loaded):
+        fit(small, tmp_path, second)
+        assert second.plan is None and second.failure is None
+        again = load_compacted(second.checkpoint_path, Wrapped)
+        assert widths(again) == widths(small) == (4, 8)
+        assert torch.equal(again.net.wide.weight, small.net.wide.weight)
+
+
 @pytest.mark.parametrize("ending", ["early_stopping", "max_time", "should_stop"])
 def test_early_endings(tmp_path: Path, ending: str) -> None:
     """EarlyStopping, max_time and `trainer.should_stop` end the fit early; it is compacted all the same."""
