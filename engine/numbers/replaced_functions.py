@@ -11,7 +11,7 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -156,21 +156,28 @@ def _followed_deepcopy(program: Twins) -> Callable[[Tensor, dict[int, Any]], Ten
 def replaced_functions(program: Twins) -> Iterator[None]:
     """Replace the functions that would return untracked numbers, and those that access the memory of a tensor.
 
+    A recording in a recording restores what the outer one has replaced.
+
     Args:
         program: that the running code belongs to.
     """
-    make_subclass = staticmethod(_followed(_plain_make_subclass, 1, program))
-    try:
-        torch.Tensor.as_subclass = _followed(_plain_as_subclass, 0, program)  # type: ignore[method-assign, assignment]
-        torch.Tensor._make_subclass = make_subclass  # type: ignore[method-assign, assignment]
-        torch.Tensor.__deepcopy__ = _followed_deepcopy(program)  # type: ignore[method-assign]
-        builtins.range = _Range  # type: ignore[assignment, misc]
-        vars(math).update({name: _tracked_function(plain) for name, plain in _MATH.items()})
-        torch._C._from_dlpack = _checked_from_dlpack  # type: ignore[assignment]
+    replacements: list[tuple[Any, str, Any]] = [
+        (torch.Tensor, "as_subclass", _followed(_plain_as_subclass, 0, program)),
+        (torch.Tensor, "_make_subclass", staticmethod(_followed(_plain_make_subclass, 1, program))),
+        (torch.Tensor, "__deepcopy__", _followed_deepcopy(program)),
+        (torch._C, "_from_dlpack", _checked_from_dlpack),
+        (builtins, "range", _Range),
+        *((math, name, _tracked_function(plain)) for name, plain in _MATH.items()),
+    ]
+    with ExitStack() as undo:
+        for owner, name, function in replacements:
+            undo.callback(_restore, owner, name, vars(owner).get(name))
+            setattr(owner, name, function)
         yield
-    finally:
-        del torch.Tensor.as_subclass, torch.Tensor._make_subclass  # inherited
-        torch.Tensor.__deepcopy__ = _plain_deepcopy  # type: ignore[method-assign]
-        torch._C._from_dlpack = _from_dlpack
-        builtins.range = _range  # type: ignore[misc]
-        vars(math).update(_MATH)
+
+
+def _restore(owner: Any, name: str, before: Any) -> None:
+    if before is None:
+        delattr(owner, name)  # it is inherited
+    else:
+        setattr(owner, name, before)

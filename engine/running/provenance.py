@@ -188,8 +188,10 @@ class Provenance(TorchFunctionMode):
 
     def __exit__(self, *error: Any) -> None:
         RECORDINGS.pop()
-        self._scope.close()
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        try:
+            self._scope.close()
+        finally:
+            super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the function; track the result if it is a shape."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GradientHooks", "Hooks", "around"]
 
+_SEARCHES = ("lr_find", "scale_batch_size")  # of `LearningRateFinder` and `BatchSizeFinder`
 _ON_GRADIENTS = (
     *("on_after_backward", "on_before_optimizer_step", "configure_gradient_clipping", "optimizer_step"),
     "lr_scheduler_step",
@@ -101,7 +102,7 @@ class Hooks:
             options: keyword arguments, which callbacks do not receive.
         """
         if not self._ready:
-            self._copies, self._ready = list(map(copied, self.callbacks)), True
+            self._copies, self._ready = list(map(_without_searches, self.callbacks)), True
         module: Any = self._module
         read: list[Tensor] = []
         for callback in self._copies:
@@ -210,6 +211,19 @@ class GradientHooks:
         present = dict(self._module.named_parameters(remove_duplicate=False))
         names = {id(parameter): name for name, parameter in self._parameters}
         return [{**group, "params": [present[names[id(p)]] for p in group["params"]]} for group in groups]
+
+
+def _without_searches(callback: Any) -> Any:
+    """Return a copy that does not search for a learning rate or batch size: Lightning fits, and restores everything."""
+    other = copied(callback)
+    modules = {name: getattr(getattr(other, name, None), "__module__", "") for name in _SEARCHES}
+    own = [name for name, module in modules.items() if f"{module}.".startswith(PACKAGES)]
+    vars(other).update(dict.fromkeys(own, _no_search))
+    return other
+
+
+def _no_search(*args: Any, **kwargs: Any) -> None:
+    """Do nothing."""
 
 
 def _has(callback: Any, name: str) -> bool:

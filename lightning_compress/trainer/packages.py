@@ -63,6 +63,7 @@ else:
 
 LIGHTNING_MODULES = classes("tree", "LightningModule")
 COMBINED_LOADERS: tuple[Any, ...] = classes("tree.utilities.combined_loader", "CombinedLoader")
+LOOPS = classes("tree.loops.loop", "_Loop")
 DUMMY_LOGGER: Any = classes("tree.loggers.logger", "DummyLogger")[0]
 takes_argument: Any = classes("tree.utilities.signature_utils", "is_param_in_hook_signature")[0]
 
@@ -70,6 +71,7 @@ __all__ = [
     "COMBINED_LOADERS",
     "DUMMY_LOGGER",
     "LIGHTNING_MODULES",
+    "LOOPS",
     "Callback",
     "MisconfigurationException",
     "classes",

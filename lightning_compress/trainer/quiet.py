@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 from torchmetrics import Metric
 
-from lightning_compress.trainer.packages import DUMMY_LOGGER, LIGHTNING_MODULES, MisconfigurationException
+from lightning_compress.trainer.packages import DUMMY_LOGGER, LIGHTNING_MODULES, LOOPS, MisconfigurationException
 from lightning_compress.trainer.ranks import alone
 from lightning_compress.trainer.suppressed_writes import suppressing_writes
 
@@ -27,6 +27,7 @@ __all__ = ["PACKAGES", "Logged", "is_quiet", "own_hooks", "quiet", "stage_of"]
 PACKAGES = ("pytorch_lightning.", "lightning.", "lightning_compress.")
 """Packages whose callbacks and hooks do not run, because they support a model that becomes smaller."""
 
+_LOOPS = ("fit_loop", "validate_loop", "test_loop", "predict_loop")
 _READS_STATE = (
     "It reads the state of an optimizer, from which a compaction removes entries. Keep what you need in a buffer of "
     "the module."
@@ -94,6 +95,26 @@ class _Delegate:
     @__class__.setter
     def __class__(self, kind: Any) -> None:
         """Ignore it: `object.__class__` can be set, so an override has to accept that."""
+
+
+class _StillLoop(_Delegate):
+    """A loop of the Trainer that does not run, and neither do those inside of it; changes of them are kept here."""
+
+    def __getattr__(self, name: str) -> Any:
+        value = super().__getattr__(name)
+        if isinstance(value, LOOPS):
+            vars(self)[name] = value = _StillLoop(value)
+        return value
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse to run: the hook that asks for it cannot be recorded (`LearningRateFinder.lr_find`)."""
+        raise RuntimeError("The Trainer does not run while a step is recorded.")
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Change nothing."""
+
+    def setup_data(self) -> None:
+        """Read no data."""
 
 
 class _Still(_Delegate):
@@ -207,6 +228,7 @@ def quiet(pl_module: LightningModule, trainer: Any, moment: Mapping[str, Any]) -
     vars(still).update(
         moment, save_checkpoint=_nothing, print=_nothing, strategy=strategy, lr_scheduler_configs=configs
     )
+    vars(still).update(_still_parts(trainer))
     vars(still).update(dict.fromkeys(("callback_metrics", "logged_metrics", "progress_bar_metrics"), metrics))
     answers = {
         "log": record.log,
@@ -234,6 +256,20 @@ def quiet(pl_module: LightningModule, trainer: Any, moment: Mapping[str, Any]) -
         if trainer.world_size > 1:  # the other ranks do not run this
             scope.enter_context(alone())
         yield record
+
+
+def _still_parts(trainer: Any) -> dict[str, Any]:
+    """Return stand-ins for what runs the loops of a Trainer, restores its state, and shows its progress."""
+    loops = {name: _StillLoop(getattr(trainer, name)) for name in _LOOPS}
+    active = next((loop for name, loop in loops.items() if trainer._active_loop is getattr(trainer, name)), None)
+    bar = trainer.progress_bar_callback
+    return {
+        **loops,
+        **{name: loops[f"{name}_loop"].run for name in ("fit", "validate", "test", "predict")},
+        "_active_loop": active,
+        "_checkpoint_connector": _Delegate(trainer._checkpoint_connector, restore=_nothing),
+        "progress_bar_callback": bar and _Delegate(bar, disable=_nothing, enable=_nothing),
+    }
 
 
 def is_quiet(pl_module: LightningModule) -> bool:

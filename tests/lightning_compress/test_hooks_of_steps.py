@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from pytorch_lightning import Callback
+from pytorch_lightning.callbacks import LearningRateFinder
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -277,6 +278,42 @@ def test_callbacks_that_change_each_weight_by_itself(tmp_path: Path) -> None:
     assert max(float((a - b).abs() / a.abs()) for a, b in zip(*losses, strict=True)) <= 1e-9
     assert [callback.calls for callback in callbacks] == [list(range(1, 10))] * 2
     assert torch.allclose(callbacks[0].average, callbacks[1].average, rtol=1e-9, atol=0)
+
+
+class _SearchingAgain(LearningRateFinder):
+    """Searches for a learning rate in some epochs, as in Lightning's documentation."""
+
+    def on_fit_start(self, *args: Any) -> None:
+        """Do not search here."""
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Search in the second epoch."""
+        if trainer.current_epoch == 1:
+            self.lr_find(trainer, pl_module)
+
+
+def test_a_search_for_a_learning_rate_does_not_run(tmp_path: Path) -> None:
+    """It is a fit of its own, which restores everything; the fit goes on as with masks."""
+    losses = []
+    for compact in (False, True):
+        search = _SearchingAgain(num_training_steps=3, update_attr=False)
+        losses.append(trained(_Watched(), tmp_path / str(compact), compact, search)[0].losses)
+        assert search.optimal_lr is not None
+    assert max(float((a - b).abs() / a.abs()) for a, b in zip(*losses, strict=True)) <= 1e-9
+
+
+class _Validating(Callback):
+    """Starts a loop of the Trainer."""
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Validate in between."""
+        trainer.fit_loop.epoch_loop.val_loop.run()
+
+
+def test_a_hook_that_runs_the_trainer_is_named(tmp_path: Path) -> None:
+    """Nothing of the Trainer is changed by the recording, and what the hook names stays."""
+    with pytest.warns(UserWarning, match="_Validating.on_train_epoch_end cannot be traced.*The Trainer does not run"):
+        trained(_Watched(), tmp_path, True, _Validating())
 
 
 class _SteppedSchedule(_Watched):

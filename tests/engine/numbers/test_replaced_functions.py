@@ -73,6 +73,17 @@ def test_functions_are_put_back() -> None:
     assert not {"as_subclass", "_make_subclass"} & vars(Tensor).keys()
 
 
+def test_a_recording_in_a_recording() -> None:
+    """The inner one puts back what the outer one has replaced, not what there was before both."""
+    before = range, math.sqrt, torch._C._from_dlpack, Tensor.as_subclass, Tensor._make_subclass
+    with replaced_functions(OUTSIDE):
+        outer = range, math.sqrt, torch._C._from_dlpack, Tensor.as_subclass, Tensor._make_subclass
+        with replaced_functions(OUTSIDE):
+            assert Tensor.as_subclass is not outer[3]
+        assert (range, math.sqrt, torch._C._from_dlpack, Tensor.as_subclass, Tensor._make_subclass) == outer
+    assert (range, math.sqrt, torch._C._from_dlpack, Tensor.as_subclass, Tensor._make_subclass) == before
+
+
 class Counted(Net):
     """Repeats a layer as often as a tensor says, and scales by its root."""
 

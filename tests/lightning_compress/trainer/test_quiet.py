@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from pytorch_lightning import Trainer
 
@@ -22,6 +23,22 @@ def test_nothing_is_logged_or_changed() -> None:
         before = module.net.fc.weight.detach().clone()
         module.optimizers().step()
     assert torch.equal(before, module.net.fc.weight) and module.trainer is trainer and module.current_epoch == 0
+
+
+def test_the_trainer_does_not_run() -> None:
+    """Neither its loops nor those inside of them; what code sets there is kept by the stub."""
+    module, trainer = Wrapped(), Trainer(accelerator="cpu", logger=False)
+    module.trainer = trainer
+    inner = trainer.fit_loop.epoch_loop
+    with quiet(module, trainer, {}):
+        still = module.trainer
+        for run in (still.fit_loop.run, still.fit_loop.epoch_loop.val_loop.run, still.validate, still.fit):
+            with pytest.raises(RuntimeError, match="does not run while a step is recorded"):
+                run()
+        still.fit_loop.epoch_loop.max_steps = 3
+        assert still.fit_loop.epoch_loop.max_steps == 3 and isinstance(still.fit_loop, type(trainer.fit_loop))
+        still._checkpoint_connector.restore("nothing.ckpt")
+    assert trainer.fit_loop.epoch_loop is inner and inner.max_steps == -1
 
 
 def test_an_optimizer_without_tables_of_hooks() -> None:
