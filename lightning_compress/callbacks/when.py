@@ -33,7 +33,7 @@ def parse_when(when: int | float | Sequence[int] | None) -> When:
     """
     if when is None:
         return None
-    if isinstance(when, numbers.Real) and 0 < when < 1:
+    if isinstance(when, (float, numbers.Real)) and 0 < float(when) < 1:
         return float(when)
     epochs: list[Any] = list(when) if is_list(when) else [when]  # type: ignore[arg-type]
     if epochs and all(_is_whole(epoch) and epoch >= 0 for epoch in epochs):
