@@ -183,9 +183,9 @@ def save(value: Any, path: str | os.PathLike[str]) -> None:
             raise sink.error
 
 
-def unwritable(path: str | os.PathLike[str], error: OSError) -> CheckpointError:
+def unwritable(path: str | os.PathLike[str], error: OSError | ValueError) -> CheckpointError:
     """Return the error for a file that could not be written."""
-    reason = error.strerror or str(error)
+    reason = getattr(error, "strerror", None) or str(error)
     return CheckpointError(
         f"{os.fspath(path)} could not be written: {reason}. Existing files are unchanged. Free disk space or choose "
         "another folder."
@@ -217,7 +217,7 @@ def check_writable(path: str | os.PathLike[str], size: int = 0) -> None:
         temporary.unlink()
         os.close(descriptor)
         free = shutil.disk_usage(target.parent).free
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a name may hold no zero
         raise unwritable(path, error) from error
     if free < size:
         raise CheckpointError(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 import engine
-from engine.errors import EngineError
+from engine.errors import EngineError, InputError
 from lightning_compress.selection.amounts import as_patterns
 from lightning_compress.selection.evidence import Gatherer
 from lightning_compress.trainer.averages import follow_loading
@@ -155,7 +155,7 @@ class CompressionCallback(Callback):
             try:
                 graph = engine.trace(model, example, entries=entries, constants=constants or None)
             except EngineError as error:
-                if entries:
+                if entries and not isinstance(error, InputError):  # that names another argument
                     raise cannot_follow(error) from error
                 raise
         warn_of_hooks(entries)

@@ -172,7 +172,8 @@ class Distillation(CompressionCallback):
                 whole.load_state_dict(checkpoint["state_dict"])
         except (EngineError, RuntimeError, KeyError, TypeError) as error:
             raise MisconfigurationException(
-                f"The teacher cannot be loaded from {path!r} as a `{cls.__name__}`: {error}. Pass the module itself."
+                f"The teacher cannot be loaded from {path!r} as a `{cls.__name__}`: {str(error).rstrip('.')}. Pass "
+                "the module itself."
             ) from error
         return _frozen_copy(whole.get_submodule(self.target(pl_module)[0]))
 

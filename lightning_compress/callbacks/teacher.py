@@ -60,7 +60,7 @@ class Teacher:
         yield student.register_forward_pre_hook(self._run, with_kwargs=True)
         for name in layers:
             yield student.get_submodule(name).register_forward_hook(self._student_hook(name))
-        yield student.register_forward_hook(self._finish)
+        yield student.register_forward_hook(self._finish, always_call=True)
         for name in layers:
             yield self._model.get_submodule(name).register_forward_hook(self._teacher_hook(name))
 
@@ -72,7 +72,14 @@ class Teacher:
         with torch.inference_mode():
             # either model may write to its inputs or outputs in place
             args, kwargs = apply_to_collection((args, dict(kwargs)), Tensor, torch.clone)
-            out = self._model(*args, **kwargs)
+            try:
+                out = self._model(*args, **kwargs)
+            except Exception as error:
+                self._in_call = False
+                raise MisconfigurationException(
+                    f"The teacher, a `{type(self._model).__name__}`, rejects the inputs of the model: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
         self.outputs.append(Outputs(apply_to_collection(out, Tensor, torch.clone)))
         self._layer_outputs = {n: [t.clone() for t in tensors] for n, tensors in self._layer_outputs.items()}
 
@@ -92,8 +99,10 @@ class Teacher:
 
     def _finish(self, student: nn.Module, args: Any, out: Any) -> None:
         if self._in_call:
-            self.outputs[-1].student = out
             self._in_call = False
+            self.outputs[-1].student = out
+            if out is None:  # it raised an error, which a step may catch
+                self.outputs.pop()
 
 
 @dataclass(frozen=True)

@@ -160,6 +160,8 @@ def test_where_nothing_can_be_written(tmp_path: Path, name: str) -> None:
     with pytest.raises(OSError), replacing(tmp_path / name):
         pytest.fail("it was opened")
     assert [path.name for path in tmp_path.iterdir()] == ["file.txt"]
+    with pytest.raises(CheckpointError, match="could not be written: embedded null byte"):
+        check_writable(tmp_path / "a\0.ckpt")
 
 
 @pytest.mark.parametrize("kind", ["file", "link to nothing"])

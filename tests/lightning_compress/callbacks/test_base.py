@@ -133,6 +133,12 @@ def test_what_one_callback_declares_holds_for_all(tmp_path: Path, path: str | No
     assert compaction.certificate.verified and module.net.head.in_features == 4
 
 
+def test_a_declaration_of_nothing_is_named(tmp_path: Path) -> None:
+    """It is no step that cannot be traced."""
+    with pytest.raises(InputError, match="^`constants` names 'nothing'; the model has no such"):
+        fit(seeded(_OnDemand), tmp_path, ChannelPruning(amount=0.5, constants="nothing"), ModelCompaction())
+
+
 def test_what_is_not_declared_stays(tmp_path: Path) -> None:
     """Another argument may ask for it; a declaration for another model is none for this one."""
     module = seeded(_OnDemand)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import engine
 from lightning_compress.callbacks.teacher import DistillationLoss, Outputs, Teacher, output_channels
+from lightning_compress.trainer.packages import MisconfigurationException
 
 
 class Twice(nn.Module):
@@ -44,6 +45,33 @@ def test_the_teacher_runs_on_each_call_with_gradients() -> None:
     loss = DistillationLoss("kl", 2.0)(teacher.outputs[0], {})
     loss.backward()
     assert student.layer.weight.grad.any() and model.layer.weight.grad is None
+
+
+def test_a_student_that_fails_is_not_taught() -> None:
+    """A step may catch the error, as it does out of memory; the next call is taught as before."""
+    student = Twice()
+    teacher = Teacher(Twice().eval())
+    handles = list(teacher.register_hooks(student, []))
+    failing = student.layer.register_forward_hook(lambda *args: 1 / 0)  # type: ignore[arg-type, return-value]
+    with pytest.raises(ZeroDivisionError):
+        student(torch.randn(3, 2))
+    assert not teacher.outputs
+    failing.remove()
+    out = student(torch.randn(3, 2))
+    assert len(teacher.outputs) == 1 and teacher.outputs[0].student is out
+    for handle in handles:
+        handle.remove()
+
+
+def test_a_teacher_of_other_inputs_is_named() -> None:
+    """Instead of the error of one of its layers."""
+    student, teacher = Twice(), Teacher(nn.Linear(5, 2))
+    handles = list(teacher.register_hooks(student, []))
+    with pytest.raises(MisconfigurationException, match="The teacher, a `Linear`, rejects the inputs .*RuntimeError"):
+        student(torch.randn(3, 2))
+    for handle in handles:
+        handle.remove()
+    assert student(torch.randn(3, 2))["logits"].shape == (3, 2)
 
 
 def test_removed_channels_are_not_compared() -> None:
