@@ -103,7 +103,7 @@ def sharing_contents() -> Iterator[None]:
 
 
 class Contents:
-    """The contents of containers and objects of a model, of its arguments, and of the Python modules of its code.
+    """The contents of containers and objects of a model, of its hooks and arguments, and of its code's Python modules.
 
     Args:
         model: the model.
@@ -122,15 +122,18 @@ class Contents:
         # what a Python module holds of other packages (loggers, registries) is not a state of a model
         packages = {cls.__module__.partition(".")[0] for cls in classes}
         self._shared = _snapshot_of_code(shared, model, skip, packages)
+        hooks = [hook for m in modules for name in _HOOKS for hook in vars(m).get(name, {}).values()]
+        self._hooks = Snapshot(hooks, model, skip, packages | {"__main__"})
 
     def differ(self) -> bool:
         """Whether anything changed."""
-        return self._own.differs() or self._shared.differs()
+        return self._own.differs() or self._shared.differs() or self._hooks.differs()
 
     def restore(self) -> None:
         """Put back what changed."""
         self._own.restore()
         self._shared.restore()
+        self._hooks.restore()
 
 
 def _snapshot_of_code(roots: list[Any], model: nn.Module, skip: tuple[Any, ...], packages: set[str]) -> Snapshot:
@@ -226,6 +229,8 @@ def _cuda_devices(modules: Iterable[nn.Module]) -> list[int]:
 
 _OF_EVERY_MODULE = frozenset({*vars(nn.Module()), HISTORY, PART})
 
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 _TABLES = tuple(name for name, value in vars(nn.Module()).items() if isinstance(value, dict))
 _EMPTY: dict[str, Any] = {}

@@ -10,6 +10,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.data import DataLoader
 
+import engine
 from engine.errors import TraceError
 from engine.running import evaluation
 from engine.running.evaluation import evaluating, sharing_contents
@@ -122,3 +123,33 @@ def test_generators_of_devices_that_hold_buffers_alone() -> None:
         net[1]._buffers["running_mean"] = torch.empty(2, device="cuda:1")
         net[0]._parameters["bias"] = nn.Parameter(torch.empty(2, device="cuda:0"))
     assert evaluation._cuda_devices(net.modules()) == [0, 1]
+
+
+class Noting:
+    """Notes calls of a layer."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    def __call__(self, *args: Any) -> None:
+        """As a hook."""
+        self.calls.append(len(args))
+
+    def note(self, *args: Any) -> None:
+        """As a hook, too."""
+        self.calls.append(len(args))
+
+
+def test_what_hooks_note_is_forgotten() -> None:
+    """Whether in a closure, in an object that is a hook, or in one whose method is: analysis has no side effects."""
+    closure, first, second, third = list[int](), Noting(), Noting(), Noting()
+    model = nn.Sequential(Caching(2, 4), Caching(4, 2))
+    model[0].register_forward_hook(lambda *args: closure.append(1))
+    model[0].register_forward_hook(first)
+    model[1].register_forward_pre_hook(second.note)
+    model.register_forward_hook(third)
+    x = torch.ones(1, 2)
+    engine.ModelSpeedup(model, x, {"0": {"weight": torch.tensor([[0], [1], [0], [1]]).expand(4, 2)}}).speedup_model()
+    assert not closure and not first.calls and not second.calls and not third.calls
+    model(x)
+    assert closure == [1] and first.calls == [3] and second.calls == [2] and third.calls == [3]
