@@ -79,7 +79,7 @@ class Constants:
         self._masks = masks
         self._arrays: dict[int, Tensor] = {}
         self._sources: dict[int, Tensor] = {} if base is None else base._sources
-        self._links: dict[tuple[int, bool], Links] = {} if base is None else base._links
+        self._links: dict[tuple[int, int, bool], Links] = {} if base is None else base._links
         self._profiles: set[int] = set()
         self._parameters = {n for n, t in stored.items() if isinstance(t, torch.nn.Parameter)}
         self._zeros: dict[int, bool] = {}
@@ -301,7 +301,7 @@ class Constants:
 
     def links(self, c: Contraction) -> Links:
         """Return which inputs have a nonzero weight to which outputs."""
-        key = (c.weight.index, c.transposed)
+        key = (c.weight.index, c.groups, c.transposed)
         links = self._links.get(key)
         if links is None:
             links = self._links[key] = Links.of(c, ~self.zero(c.weight))

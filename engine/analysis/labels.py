@@ -37,6 +37,7 @@ class Labels:
         self._same: dict[int, Value] = {}
         self._meetings: list[tuple[Tensor, Tensor]] = []
         self._outputs: dict[tuple[int, bool], Tensor] = {}
+        self._groups: dict[int, int] = {}
         self._rows: dict[int, tuple[Tensor, Tensor]] = {}
         self._fixed: dict[tuple[int, ...], Tensor] = {}
         self._marked = 0
@@ -228,6 +229,10 @@ class Labels:
             covered = {d for layer in self.layers(value) for d in support(layer)}
             for dim in set(dims) - covered:
                 self.fix(value, dim)
+
+    def regrouped(self, c: Contraction) -> bool:
+        """Whether an earlier contraction splits the same weight into another number of groups."""
+        return self._groups.setdefault(c.weight.index, c.groups) != c.groups
 
     def outputs_of(self, c: Contraction) -> Tensor | None:
         """Return the output slots of a contraction's weight, (groups, outputs); None if it is computed without any."""

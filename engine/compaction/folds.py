@@ -50,7 +50,7 @@ class Fold:
 
 def folds_of(kept: Kept, slices: Mapping[str, Slice]) -> Iterator[Fold]:
     """Yield the folds of a decision; a weight that is called several times is folded once."""
-    done: set[tuple[int, bool]] = set()
+    done: set[tuple[int, int, bool]] = set()
     for consumer in kept.consumers:
         removed = consumer.removed(kept.shrunk.keep)
         if removed.any() and consumer.key not in done:

@@ -96,6 +96,10 @@ def _beside(node: Node) -> Value | None:
 
 def contract(node: Node, labels: Labels, c: Contraction, running: Container[int] = ()) -> None:
     """Tie inputs and outputs to the weight; ``running``: dimensions of its stack that another operand shares."""
+    if labels.regrouped(c):
+        for value in node.inputs:
+            labels.freeze(value, f"a weight is read with different numbers of groups ({node!r})")
+        return
     outputs = labels.outputs_of(c)
     if outputs is None:
         outside = c.weight.producer is None

@@ -25,7 +25,7 @@ class Homes:
         self._structure, self._graph = structure, structure.graph
         self._outputs = {value.index for value in structure.graph.outputs}
         self._foldable: dict[int, bool] = {}
-        self._settled: dict[tuple[int, bool], Tensor] = {}
+        self._settled: dict[tuple[int, int, bool], Tensor] = {}
         self._sinks: dict[tuple[int, bool], Value | None] = {}
 
     @functools.cached_property
@@ -73,7 +73,7 @@ class Homes:
             c: a contraction.
             constants: what is constant.
         """
-        key = c.weight.index, c.transposed
+        key = c.weight.index, c.groups, c.transposed
         if key not in self._settled:
             self._settled[key] = constants.settled_inputs(c)
         return self._settled[key]

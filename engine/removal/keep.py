@@ -69,9 +69,9 @@ class Consumer:
         return self.bordered or self.sink is None
 
     @property
-    def key(self) -> tuple[int, bool]:
+    def key(self) -> tuple[int, int, bool]:
         """The weight and the way it is read; calls with the same key are folded once, for all of them."""
-        return self.contraction.weight.index, self.contraction.transposed
+        return self.contraction.weight.index, self.contraction.groups, self.contraction.transposed
 
     def removed(self, keep: Tensor) -> Tensor:
         """Return which positions are removed and leave a constant behind."""
@@ -139,7 +139,7 @@ def _merged(readers: list[Consumer]) -> Iterator[Consumer]:
 
     It is used if any call uses it, and needs carriers if any call does, or if calls have other biases.
     """
-    calls: dict[tuple[int, bool], list[Consumer]] = {}
+    calls: dict[tuple[int, int, bool], list[Consumer]] = {}
     for consumer in readers:
         calls.setdefault(consumer.key, []).append(consumer)
     same = {key: _shared_by(alike) for key, alike in calls.items() if len(alike) > 1}
@@ -168,7 +168,7 @@ def alive(structure: Structure, readers: tuple[Consumer, ...], use: Use) -> Tens
             slots = structure.along(value, dim)
             if slots is not None:
                 keep[slots[needed]] = True
-    calls: dict[tuple[int, bool], list[Consumer]] = {}
+    calls: dict[tuple[int, int, bool], list[Consumer]] = {}
     for consumer in readers:
         needed = consumer.used & (consumer.constants.isnan() | ~consumer.settled & (consumer.constants != 0))
         keep[consumer.slots[needed]] = True

@@ -22,6 +22,9 @@ from engine.rule import Registry
 
 __all__ = ["Structure", "propagate", "resolve"]
 
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
 
 @dataclass(frozen=True, eq=False)
 class Structure:
@@ -117,12 +120,19 @@ class Structure:
         """Nodes whose sizes are attributes of their module, with these attributes as recorded."""
         pairs: list[tuple[Node, Mapping[str, int]]] = []
         for node in self.graph.nodes:
-            asked = self.rules.of(node).attributes(node, lambda value: value.shape)
+            asked = {} if self._reversed(node) else self.rules.of(node).attributes(node, lambda value: value.shape)
             have = self.graph.attributes.get(node.module, {}) if asked else {}
             own = {name: size for name, size in asked.items() if have.get(name) == size}
             if own:
                 pairs.append((node, own))
         return pairs
+
+    def _reversed(self, node: Node) -> bool:
+        """Whether a node reads the weight of a convolution the other way round than the layer itself does."""
+        kind = self.graph.types.get(node.module, nn.Module)
+        transposed = issubclass(kind, _TRANSPOSED)
+        is_layer = transposed or issubclass(kind, _CONVOLUTIONS)
+        return is_layer and any(c.transposed != transposed for c in self.rules.contractions(node))
 
     def contractions(self) -> list[tuple[Node, Contraction]]:
         """Return the nodes that contract channels with a weight, with their contractions."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import engine
 from engine.analysis.labels import Labels, is_made_of
+from tests.engine.exactness import KINDS, check_exact, randomised
+from tests.engine.nets import Net, image
 
 
 def labels_of(model: nn.Module, *shape: int) -> Labels:
@@ -40,3 +43,20 @@ def test_rows_that_keep_equally_many_are_no_product() -> None:
     labels.ragged.clear()
     labels.make_rectangular()
     assert len(labels.slots.find(rows).unique()) == 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_weight_that_is_read_in_other_groups_stays(kind: str) -> None:
+    """Rows of a grouped layer see other channels where a function reads them without groups."""
+
+    def forward(m: Net, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = m.grouped(torch.relu(m.stem(x)))
+        return m.head(torch.relu(y).mean((2, 3))), torch.conv2d(y, m.grouped.weight).mean((1, 2, 3))
+
+    parts = {"stem": nn.Conv2d(3, 8, 1), "grouped": nn.Conv2d(8, 4, 1, groups=2), "head": nn.Linear(4, 2)}
+    model = randomised(Net(forward, **parts))
+    check_exact(model, KINDS[kind](model, 1), image(), image(8))
+    masks = engine.fix_mask_conflict(KINDS[kind](model, 1), model, image())
+    check_exact(model, masks, image(), image(8))
+    reasons = [group.reason for group in engine.dependency_groups(model, image())]
+    assert any("different numbers of groups" in reason for reason in reasons if reason)

@@ -219,14 +219,15 @@ def test_a_computed_weight_compacts_exactly(name: str, kind: str, policy: str | 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_weight_shared_by_a_convolution_and_its_transpose(kind: str) -> None:
-    """A tied auto-encoder: outputs of the one are inputs of the other."""
+@pytest.mark.parametrize("width", [4, 6], ids=["narrower", "as wide"])
+def test_a_weight_shared_by_a_convolution_and_its_transpose(kind: str, width: int) -> None:
+    """A tied auto-encoder: outputs of the one are inputs of the other, and both have as many where they are as wide."""
 
     def forward(m: Net, x: Tensor) -> Tensor:
         x = m.stem(x)
         return m.head((x + torch.conv_transpose2d(torch.tanh(m.conv(x)), m.conv.weight)).mean((2, 3)))
 
-    model = randomised(Net(forward, stem=nn.Conv2d(3, 6, 1), conv=nn.Conv2d(6, 4, 3), head=nn.Linear(6, 2)))
+    model = randomised(Net(forward, stem=nn.Conv2d(3, 6, 1), conv=nn.Conv2d(6, width, 3), head=nn.Linear(6, 2)))
     check_exact(model, KINDS[kind](model, 1), image(), image(8))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import engine
 from engine.analysis.labels import Labels
 from engine.program.arrays import support
 from engine.removal.propagate import propagate
+from tests.engine.exactness import KINDS, check_exact, randomised
 from tests.engine.nets import Net, image, plain, residual_net
 
 
@@ -129,3 +131,24 @@ def test_slots_that_do_not_fit() -> None:
     with pytest.raises(engine.errors.RuleError, match=r"shape \(1, 5, 1, 1\) do not fit %3\[.*its op's rule is wrong"):
         labels.add(value, torch.arange(5).view(1, 5, 1, 1))
     assert labels.layers(value) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("layer", "function"),
+    [
+        (nn.Conv2d(8, 8, 3), torch.conv_transpose2d),
+        (nn.ConvTranspose2d(8, 8, 3), torch.conv2d),
+    ],
+    ids=["convolution", "transposed"],
+)
+def test_a_weight_that_is_read_the_other_way_round_alone(
+    kind: str, layer: nn.Module, function: Callable[..., Tensor]
+) -> None:
+    """The numbers of a layer that never runs do not follow what a function reads of its weight."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        return m.head(torch.relu(function(torch.relu(m.stem(x)), m.layer.weight)).mean((2, 3)))
+
+    model = randomised(Net(forward, stem=nn.Conv2d(3, 8, 1), layer=layer, head=nn.Linear(8, 2)))
+    check_exact(model, KINDS[kind](model, 1), image(), image(8))
