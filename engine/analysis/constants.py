@@ -353,13 +353,18 @@ class Constants:
     def bordered(self, node: Node, c: Contraction) -> bool:
         """Whether constants differ between positions where a contraction reads them, at any size of the input."""
         follows = any(name == "padding" for name, _ in self.amounts.at(node))
-        other = "padding" in amounts(node, self.graph.uncertain.get(node.index, ()))
-        return c.bordered or follows or other or self.has_profile(c.input)
+        other = amounts(node, self.graph.uncertain.get(node.index, ()))
+        opens = not _BORDERS.isdisjoint(other) or (c.transposed and "stride" in other)
+        return c.bordered or follows or opens or self.has_profile(c.input)
 
     def plain(self, value: Value) -> Tensor:
         """Return the array of a value for ops that do not preserve a profile, for which all but zeros varies."""
         array = self[value]
         return torch.where(array == 0, array, math.nan) if self.has_profile(value) else array
+
+
+_BORDERS = frozenset(["padding", "output_padding"])
+"""Arguments of a convolution that put other entries beside its input."""
 
 
 def _is_plain(tensor: Tensor) -> bool:

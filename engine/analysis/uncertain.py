@@ -19,7 +19,7 @@ from engine.analysis.amounts import none_known, other_amounts
 from engine.program.expressions import AttributeOf, Expr, SetLater, leaves
 from engine.program.graph import Graph, Node, Value
 
-__all__ = ["Rare", "agreeing", "amounts", "dims_of", "widened"]
+__all__ = ["Rare", "agreeing", "amounts", "are_spatial", "dims_of", "widened"]
 
 Numbers = Sequence[int | float]
 Pairs = Mapping[int, int]
@@ -104,6 +104,16 @@ def _is_open(expr: Expr | None, number: int, numbers: Numbers) -> bool:
     return number in later and any(isinstance(leaf, AttributeOf) for leaf in leaves(expr))
 
 
+def are_spatial(names: Collection[str]) -> bool:
+    """Whether all of some arguments say how much of the dimensions behind the channels is taken.
+
+    Example:
+        >>> are_spatial(["stride", "padding"]), are_spatial(["stride", "groups"])
+        (True, False)
+    """
+    return bool(names) and _SPATIAL.issuperset(names)
+
+
 def dims_of(node: Node, names: Sequence[str], preserved: Pairs) -> tuple[int, ...] | None:
     """Return the dimensions of a node's input that integer arguments apply to; None where these may be all.
 
@@ -115,7 +125,7 @@ def dims_of(node: Node, names: Sequence[str], preserved: Pairs) -> tuple[int, ..
     rank = node.inputs[0].ndim if node.inputs else 0
     if preserved:
         return tuple(dim for dim in range(rank) if dim not in preserved)
-    if rank > 1 and names and _SPATIAL.issuperset(names):
+    if rank > 1 and are_spatial(names):
         axes = max(len(v) if isinstance(v, (list, tuple)) else 2 for v in (node.args[name] for name in names))
         return tuple(range(max(1, min(2, rank - axes)), rank))
     if rank and list(names) == [_MARGINS]:

@@ -14,7 +14,7 @@ from engine.analysis.constraints import Constraint
 from engine.analysis.labels import Labels, is_made_of
 from engine.analysis.layers import Layers
 from engine.analysis.slots import Slots
-from engine.analysis.uncertain import amounts, dims_of
+from engine.analysis.uncertain import amounts, are_spatial, dims_of
 from engine.program.arrays import support
 from engine.program.contraction import Contraction
 from engine.program.graph import Graph, Node, Value, rule_errors
@@ -201,11 +201,21 @@ def _inside(name: str, containers: Collection[str]) -> list[tuple[str, str]]:
     return [(container, key) for container, key in pairs if container in containers]
 
 
-def _hold_amounts(node: Node, names: Sequence[str], labels: Labels, preserved: Mapping[int, int]) -> None:
-    """Freeze the dimensions along which a node takes an amount that may be another one in another call."""
+def _hold_amounts(
+    node: Node, names: Sequence[str], labels: Labels, preserved: Mapping[int, int], beside: Sequence[Value | None]
+) -> None:
+    """Freeze the dimensions along which a node takes an amount that may be another one in another call.
+
+    Args:
+        node: takes the amount.
+        names: of the arguments.
+        labels: of the graph.
+        preserved: pairs of dimensions that none of the arguments concerns.
+        beside: weights and biases, along whose channels no amount is taken.
+    """
     dims = dims_of(node, names, preserved)
     reason = f"{node!r} takes an amount of it that may be another one in another call"
-    for value in (*node.inputs, *node.outputs):
+    for value in (*(value for value in node.inputs if value not in beside), *node.outputs):
         if preserved and value not in node.inputs:
             concerned = set(range(value.ndim)).difference(preserved.values())
         elif dims is not None and value.ndim == node.inputs[0].ndim:
@@ -247,7 +257,8 @@ def propagate(graph: Graph, rules: Registry) -> Structure:
             if node.outputs and not rule.rare.lends:
                 labels.fix_unclaimed(node)
         if names := amounts(node, graph.uncertain.get(node.index, ()), rule.rare.for_gradients):
-            _hold_amounts(node, names, labels, rule.rare.preserved(node, graph))
+            beside = [value for c in rules.contractions(node) if are_spatial(names) for value in (c.weight, c.bias)]
+            _hold_amounts(node, names, labels, rule.rare.preserved(node, graph), beside)
     for value in graph.outputs:
         labels.freeze(value, graph.exits.get(value.index, "is an output of the model"))
     for node, missed in _beside_missed(graph):

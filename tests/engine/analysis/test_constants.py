@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -183,3 +184,22 @@ def test_nothing_is_known_of_what_is_empty() -> None:
     masks = {"body": {"weight": kept[:, None].expand(8, 4), "bias": kept}}
     speedup = engine.ModelSpeedup(model, x, masks, confidence=1)
     assert speedup.speedup_model().body.out_features == 4  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("layer", "numbers", "opens"),
+    [
+        (nn.Conv2d(3, 2, 3), (0,), True),  # its padding
+        (nn.ConvTranspose2d(3, 2, 1), (1,), True),  # its stride, which puts zeros between the entries
+        (nn.ConvTranspose2d(3, 2, 1), (), False),
+        (nn.Conv2d(3, 2, 1), (1,), False),  # a stride leaves entries out
+    ],
+    ids=str,
+)
+def test_numbers_that_open_borders(layer: nn.Module, numbers: tuple[int, ...], opens: bool) -> None:
+    """What another number puts beside the input differs from the constants there."""
+    graph = engine.trace(layer, torch.zeros(1, 3, 5, 5))
+    graph = replace(graph, uncertain={graph.nodes[0].index: numbers})
+    constants = Constants(graph, engine.RULES, canonical_tensors(layer, graph))
+    [c] = engine.RULES.contractions(graph.nodes[0])
+    assert constants.bordered(graph.nodes[0], c) == opens
