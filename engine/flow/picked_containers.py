@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any, cast
 
 from engine.flow.control_flow import NESTED
+from engine.source.bindings import bindings
 from engine.source.syntax import nodes_of, parents_of
 
-__all__ = ["PICKING_METHODS", "container_of", "containers_by_line", "note_contents"]
+__all__ = [
+    "PICKING_METHODS",
+    "container_of",
+    "containers_by_line",
+    "counted_variables",
+    "lengthening_values",
+    "note_contents",
+]
 
 PICKING_METHODS = frozenset({"get", "pop"})
 
@@ -104,3 +112,50 @@ def note_contents(
         noted = contents.setdefault((frame.f_lineno, name), [])
         if None not in noted and (summary := summarize(frame.f_locals.get(name))) not in noted:
             noted.append(summary)
+
+
+def counted_variables(expr: ast.expr) -> set[str]:
+    """Return the variables of which an expression reads the length alone.
+
+    Example:
+        >>> counted_variables(ast.parse("len(a) - len(b) + b[0]", mode="eval").body)
+        {'a'}
+    """
+    names = [node.id for node in nodes_of(expr, ast.Name)]
+    calls = (call for call in nodes_of(expr, ast.Call) if getattr(call.func, "id", "") == "len")
+    counted = [call.args[0].id for call in calls if call.args and isinstance(call.args[0], ast.Name)]
+    return {name for name in counted if counted.count(name) == names.count(name)}
+
+
+def lengthening_values(name: str, tree: ast.AST) -> Iterator[ast.expr]:
+    """Yield the expressions that may determine the length of a variable: not what is an item of a list.
+
+    Example:
+        >>> text = "def f(a):\\n  b = [x.size(0) for x in a if x]\\n  b[1] = b[0].size(0)\\n  b.append(a[0])"
+        >>> [ast.unparse(value) for value in lengthening_values("b", ast.parse(text).body[0])]
+        ['a', 'x', 'a[0]']
+    """
+    bound = bindings(tree).get(name, ())
+    whole = [b for b in bound if b.replaces and _is_target(name, b.node)]
+    lists = [b for b in whole if isinstance(b.value, (ast.List, ast.ListComp))]
+    for binding in bound:
+        value = binding.value
+        if binding in lists and isinstance(value, ast.ListComp):
+            yield from (part for g in value.generators for part in (g.iter, *g.ifs))
+        elif binding in lists and isinstance(value, ast.List):
+            yield from (item.value for item in value.elts if isinstance(item, ast.Starred))
+        elif len(lists) < len(whole) or not lists or not _is_item(binding.node):
+            yield value
+
+
+def _is_target(name: str, node: ast.AST) -> bool:
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    is_assignment = isinstance(node, (ast.Assign, ast.AnnAssign))
+    return is_assignment and [getattr(target, "id", "") for target in targets] == [name]
+
+
+def _is_item(node: ast.AST) -> bool:
+    """Whether a statement replaces one item of a list."""
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    items = [target for target in targets if isinstance(target, ast.Subscript)]
+    return items == targets and not any(isinstance(item.slice, (ast.Slice, ast.Tuple)) for item in items)

@@ -19,7 +19,7 @@ from torch import nn
 
 from engine.flow.coverage import FunctionCoverage
 from engine.flow.mutability import Mutability
-from engine.flow.picked_containers import PICKING_METHODS, container_of
+from engine.flow.picked_containers import PICKING_METHODS, container_of, counted_variables, lengthening_values
 from engine.limits import MOST_STEPS_TO_INDEX
 from engine.observations.assumptions import Assumptions
 from engine.observations.dataflow import Dataflow
@@ -324,7 +324,9 @@ class _Sources:
             return True
         if not names.isdisjoint(self._options):
             return True
-        bound = [b.value for name in names for b in bindings(self._tree).get(name, ()) if b.value is not None]
+        counted = counted_variables(expr)
+        bound = [b.value for name in names - counted for b in bindings(self._tree).get(name, ()) if b.value is not None]
+        bound += [value for name in names & counted for value in lengthening_values(name, self._tree)]
         bound += [value for name in names for value in _further_values(name, self._tree)]
         return steps > 0 and any(self.may_be_set(value, steps - 1) for value in bound)
 

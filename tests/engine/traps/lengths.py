@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import engine
 from engine.alternatives.arguments import Arguments
-from tests.engine.traps.trap import Ablation, Trap, Use
+from engine.unrecorded import picked_items
+from tests.engine.traps.trap import Ablation, Trap, Use, once
 
 __all__ = ["ABLATIONS", "TRAPS"]
 
@@ -68,6 +70,46 @@ class _Nothing(_Net):
         return self.leave(h)  # type: ignore[no-any-return]
 
 
+class _Pyramid(nn.Module):
+    """Laterals of a list of layers, each of which gets what is above it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(nn.Conv1d(n, m, 3, 2, 1) for n, m in ((3, 4), (4, 6), (6, 8)))
+        self.laterals = nn.ModuleList(nn.Conv1d(n, 6, 1) for n in (4, 6, 8))
+        self.head = nn.Conv1d(6, 2, 1)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        features = []
+        for stage in self.stages:
+            x = torch.relu(stage(x))
+            features.append(x)
+        levels = [lateral(feature) for lateral, feature in zip(self.laterals, features, strict=True)]
+        used = len(levels)
+        for i in range(used - 1, 0, -1):
+            levels[i - 1] = levels[i - 1] + F.interpolate(levels[i], size=levels[i - 1].shape[2:])
+        return [self.head(levels[i]) for i in range(used)]
+
+
+class _Middle(_Net):
+    """The item in the middle of a list that has one item for each 40 tokens."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.enter(x))
+        levels = [self.again(h).roll(i, -1) for i in range(1 + x.shape[1] // 40)]
+        return self.leave(levels[len(levels) // 2])  # type: ignore[no-any-return]
+
+
+class _Unpacked(_Net):
+    """The same, with the items in a display."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.again(torch.relu(self.enter(x)))
+        levels = [h, *(h.roll(1 + i, -1) for i in range(x.shape[1] // 40))]
+        levels[0] = levels[0] * 2
+        return self.leave(levels[len(levels) // 2])  # type: ignore[no-any-return]
+
+
 class _Step(_Sum):
     def loss(self, frames: Sequence[Tensor]) -> Tensor:
         return super().forward(frames).square().mean()
@@ -111,6 +153,12 @@ TRAPS = [
     _trap("a step over a list", "multi-crop losses: sum over the views of a batch", _Step, lambda: (_noise(1)[0],),
           lambda model: model.loss(_noise(3)), _called(_noise(2)[1]),
           trace=lambda model: {"entries": [engine.Entry(model.loss, (_noise(1),))]}),
+    _trap("levels from the last one on", "mmdetection necks/fpn.py FPN.forward", _Pyramid,
+          lambda: torch.zeros(2, 3, 16, dtype=torch.float64), once(1, 3, 24), once(3, 3, 17), shrinks=True),
+    *(_trap(name, "anchors in the middle of a list", make, lambda: torch.zeros(2, 5, 4, dtype=torch.float64),
+            once(2, 300, 4), once(1, 90, 4), once(1, 7, 4), shrinks=False)
+      for name, make in (("the middle one of some items, by a size", _Middle),
+                         ("the middle one of some items, in a display", _Unpacked))),
 ]  # fmt: skip
 
 
@@ -118,4 +166,11 @@ def _one_length(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Arguments, "lengths", lambda self: iter(()))
 
 
-ABLATIONS = [Ablation("containers of other lengths are recorded", _one_length, "features added over a list")]
+def _no_lengths(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(picked_items, "lengthening_values", lambda name, tree: iter(()))
+
+
+ABLATIONS = [
+    Ablation("containers of other lengths are recorded", _one_length, "features added over a list"),
+    Ablation("lengths of lists follow what they unpack", _no_lengths, "the middle one of some items, in a display"),
+]
