@@ -12,11 +12,12 @@ from torch import nn
 
 from engine.errors import PlanError
 
-# Attributes of torch's layers that rules set; all others (strides, dimensions, numbers of layers) do not change.
+# Attributes of torch's layers that rules set, or that the layer compares with a size; all others (strides, dimensions,
+# numbers of layers) do not change.
 _SET_BY_RULES = frozenset(
     """
-    groups head_dim hidden_size in_channels in_features input_size num_channels num_features num_heads out_channels
-    out_features proj_size
+    d_model groups head_dim hidden_size in_channels in_features input_size num_channels num_features num_heads
+    out_channels out_features proj_size
     """.split()
 )
 

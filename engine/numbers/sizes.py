@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import torch
 
 from engine.numbers.table_keys import Lookups
-from engine.program.expressions import ARITHMETIC, COMPARISONS, UNARY, Apply, Expr
-from engine.source.sites import is_library
+from engine.program.expressions import ARITHMETIC, COMPARISONS, UNARY, Apply, AttributeOf, Expr, ShapeOf, leaves
+from engine.source.sites import LAYERS, is_library
 
 __all__ = [
     "LOOKUPS",
@@ -193,7 +193,12 @@ def _place(depth: int) -> str | None:
 
 def _decided(expr: Apply, outcome: bool) -> bool:
     place = _place(2)
-    return outcome if place is None else RECORDINGS[-1].decide(expr, outcome, place)
+    if place is not None:
+        return RECORDINGS[-1].decide(expr, outcome, place)
+    code = sys._getframe(2).f_code
+    if RECORDINGS and code.co_filename.startswith(LAYERS) and {ShapeOf, AttributeOf} <= set(map(type, leaves(expr))):
+        RECORDINGS[-1].note(expr, outcome, f"{code.co_filename}:{code.co_firstlineno}")  # a layer rejects another width
+    return outcome
 
 
 def note_exact_values(numbers: Iterable[Any]) -> None:

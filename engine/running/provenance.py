@@ -40,7 +40,7 @@ from engine.program.expressions import Apply, Expr, Guard, ShapeOf, describe, le
 from engine.program.graph import Value
 from engine.program.trees import items_of, tensors_in
 from engine.source.reassigned import Reassigned
-from engine.source.sites import ENGINE, Site, is_handler, user_site
+from engine.source.sites import ENGINE, LAYERS, Site, is_handler, user_site
 
 __all__ = ["QUERY_PREFIXES", "METADATA_FUNCTIONS", "Provenance"]
 
@@ -88,7 +88,6 @@ _WRAPPERS = tuple(
     )
 )
 _BETWEEN = frozenset((*_WRAPPERS, __file__, PASSED_THROUGH))
-_LAYERS = os.path.join(os.path.dirname(torch.__file__), "nn", "modules") + os.sep
 _NUMBERS = (bool, int, float, list, np.ndarray)
 _PLAIN_ARGUMENTS = (
     *(type(None), bool, int, float, complex, str, slice, type(Ellipsis), torch.Generator),
@@ -259,7 +258,7 @@ class Provenance(TorchFunctionMode):
         caller = _caller() if plain else None
         if caller is None:
             return []
-        if caller.f_code.co_filename.startswith(_LAYERS):
+        if caller.f_code.co_filename.startswith(LAYERS):
             return reassigned_numbers(plain, caller, self._reassigned)
         unfixed, frame = unfixed_numbers(plain, caller, self._reassigned, function), sys._getframe(2)
         while unfixed and frame is not caller and frame.f_back is not None:  # torch's own code passes numbers, too

@@ -14,9 +14,12 @@ import torch
 
 from engine.program.places import shown_place
 
-__all__ = ["CALLBACKS", "ENGINE", "Site", "is_exchanged", "is_handler", "is_library", "user_site"]
+__all__ = ["CALLBACKS", "ENGINE", "LAYERS", "Site", "is_exchanged", "is_handler", "is_library", "user_site"]
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+LAYERS = os.path.join(_TORCH, "nn", "modules") + os.sep
+"""Folder of torch's own layers."""
+
 ENGINE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 """Folder of the engine."""
 

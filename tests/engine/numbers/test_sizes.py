@@ -10,10 +10,13 @@ import pickle
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
+import engine
 from engine.numbers.sizes import RECORDINGS, Scalar, Shape, Size, numbers_in
 from engine.program.expressions import ShapeOf, describe, evaluate
 from engine.program.graph import Value
+from tests.engine.exactness import channel_masks, masked, randomised, relative_error, run
 
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod}
 X = Value(0, (2, 8, 4, 4), torch.float32)
@@ -104,3 +107,27 @@ def test_rounding_can_be_done_again() -> None:
     found = [-(-size // 3), math.ceil(size / 3), math.floor(size / 3), round(size / 3)]
     assert found == [3, 3, 2, 3] and describe(found[1].expr) == "ceil((shape[1] / 3))"
     assert [evaluate(n.expr, lambda v: (2, 5), lambda e: 0) for n in found] == [2, 2, 1, 2]
+
+
+class _Translation(nn.Module):
+    """An encoder and a decoder in one layer of torch, which compares widths with a number of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.middle = nn.Transformer(8, 2, 1, 1, 6, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.enter(x)
+        return self.leave(self.middle(h, h[:, :1]))  # type: ignore[no-any-return]
+
+
+def test_a_width_that_a_layer_of_torch_checks() -> None:
+    """The number follows where all of the stream loses channels."""
+    model, example = randomised(_Translation()), torch.zeros(2, 5, 4, dtype=torch.float64)
+    masks = engine.fix_mask_conflict(channel_masks(model, 0, amount=0.9), model, example)
+    reference = masked(model, masks)
+    engine.ModelSpeedup(model, example, masks).speedup_model()
+    assert model.middle.d_model == model.enter.out_features < 8
+    batch = torch.randn(3, 7, 4, dtype=torch.float64)
+    assert relative_error(run(reference, batch), run(model, batch)) <= 1e-9
