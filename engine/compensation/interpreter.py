@@ -109,8 +109,11 @@ class Run:
         return other
 
     def _outputs(self, node: Node) -> list[Tensor]:
-        if node.op == WRITE:  # the written view shares this memory, so the write has already happened
-            return [self[node.args["self"]]]
+        if node.op == WRITE:
+            base = self[node.args["self"]]
+            if not node.args["chain"]:  # a view shares this memory, so that its write has already happened
+                base.copy_(self[node.args["src"]])
+            return [base]
         if node.op == MODULE:
             raise InputError(f"{node.module!r} is replaced as a whole, so its inputs cannot be compensated.")
         arguments, norm = self.arguments(node), self._norms.get(node.module)

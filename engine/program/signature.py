@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Signature", "signature"]
+__all__ = ["Signature", "signature", "without_out"]
 
 
 _OTHERS = frozenset({"view.dtype"})
@@ -64,3 +64,23 @@ def signature(func: Any) -> Signature:
         recorded=space != "prim",
         shares=any(value.alias_info is not None for value in (*schema.arguments, *schema.returns)),
     )
+
+
+@functools.cache
+def without_out(func: Any) -> Any:
+    """Return the overload that returns what this one writes to its ``out`` arguments; None if there is none.
+
+    Args:
+        func: overload of an op.
+
+    Example:
+        >>> space = torch.ops.aten
+        >>> without_out(space.add.out) is space.add.Tensor, without_out(space.add.Tensor)
+        (True, None)
+    """
+    arguments = func._schema.arguments
+    if not any(a.is_out for a in arguments):
+        return None
+    kept = [(a.name, str(a.type)) for a in arguments if not a.is_out]
+    overloads = (getattr(func.overloadpacket, name) for name in func.overloadpacket.overloads())
+    return next((o for o in overloads if [(a.name, str(a.type)) for a in o._schema.arguments] == kept), None)

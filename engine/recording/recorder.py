@@ -18,12 +18,10 @@ from engine.flow.coverage import CoverageTracer
 from engine.flow.effects import Functions
 from engine.flow.forward_arguments import ForwardArguments
 from engine.flow.idle_conditions import places_of_idle_conditions
-from engine.numbers.sizes import numbers_in
 from engine.observations.assumptions import Assumptions
 from engine.observations.recorded_runs import RecordedRuns
-from engine.program.expressions import Expr, leaves
-from engine.program.graph import Origin, Value, walk_values
-from engine.program.signature import Signature, signature
+from engine.program.graph import Origin, walk_values
+from engine.program.signature import Signature, signature, without_out
 from engine.program.storages import storage_of
 from engine.program.stored import distinct_modules, unsettled
 from engine.program.trees import list_tensors, map_tensors, results_in, tensors_in
@@ -237,8 +235,26 @@ class Recorder(Versions, TorchDispatchMode):
         if self._maker is None:
             self._length.compute(out)
         written = [bound[name] for name in what.writes if isinstance(bound[name], Tensor)]
-        self._add(what.op, func, bound, values, written, out)
+        plain = without_out(func)
+        if plain is None:
+            self._add(what.op, func, bound, values, written, out)
+        else:
+            self._add_and_copy(what.op, plain, bound, values, written)
         return out
+
+    def _add_and_copy(
+        self, op: str, func: Any, bound: Mapping[str, Any], values: dict[str, Any], written: list[Tensor]
+    ) -> None:
+        """Add a call that writes to `out` arguments as one that returns its results, each of which is then copied.
+
+        What such an argument holds is no operand, but its size has to stay that of the result.
+        """
+        names = signature(func).names
+        results = [torch.empty_like(tensor) for tensor in written]
+        self._add(op, func, {n: bound[n] for n in names}, {n: values[n] for n in names}, [], results)
+        before = {id(bound[name]): values[name] for name in bound.keys() - names}
+        for tensor, result in zip(written, results, strict=True):
+            self._copy(before[id(tensor)], self._read(result), tensor)
 
     def _record_vector(self, call: VectorCall) -> None:
         """Record a call on buffers alone, after it has run."""
@@ -348,12 +364,6 @@ class Recorder(Versions, TorchDispatchMode):
             self._fakes[id(tensor)] = self._substitute(data)
             self._hold(tensor)
 
-    def _constants(self, tensor: Tensor, fake: Tensor) -> None:
-        """Keep the data of a real tensor that no module registers with its value."""
-        self._leaves.add(id(fake))
-        self._current[id(fake)] = self._value(fake, data=None if self._may_change(tensor) else tensor.detach())
-        self._place(fake)
-
     def _add(
         self, op: str, func: Any, bound: Mapping[str, Any], values: dict[str, Any], written: list[Tensor], out: Any
     ) -> None:
@@ -382,17 +392,3 @@ class Recorder(Versions, TorchDispatchMode):
                 self._current[id(tensor)] = outputs[0]
                 self._homes[id(tensor)] = self._homes[id(written[0])]
                 self._hold(tensor)
-
-    def _sizes(self, func: Any, values: Mapping[str, Any]) -> dict[tuple[str, int], Expr]:
-        """Match the numbers that reached the op, except for dimensions, with those that the user's code passed."""
-        expressions: dict[tuple[str, int], Expr] = {}
-        if not self._provenance.tagged:
-            return expressions
-        sizes = signature(func).sizes if hasattr(func, "_schema") else ()
-        for name, value in values.items():
-            if not isinstance(value, Value) and ("dim" not in name or name in sizes):
-                for position, number in enumerate(numbers_in(value)):
-                    expr = self._provenance.match(number)
-                    if any(True for _ in leaves(expr)):
-                        expressions[name, position] = expr
-        return expressions

@@ -8,7 +8,7 @@ node where a view wrote into its base. Without this, a write that the analysis d
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -20,8 +20,11 @@ from engine.alternatives.mutable_state import MutableState
 from engine.errors import TraceError
 from engine.flow.paths_read import NumberRead
 from engine.limits import MOST_PICKED_TENSORS
+from engine.numbers.sizes import numbers_in
 from engine.program.entries import TRAIN_PATHS
+from engine.program.expressions import Expr, leaves
 from engine.program.graph import Node, Value, map_values, walk_values
+from engine.program.signature import signature
 from engine.program.storages import storage_of
 from engine.program.trees import tensors_in
 from engine.recording.tape import Tape
@@ -119,11 +122,31 @@ class Versions(Tape):
             self._uncertain[node.index] = tuple(self._provenance.uncertain)
         return node
 
+    def _sizes(self, func: Any, values: Mapping[str, Any]) -> dict[tuple[str, int], Expr]:
+        """Match the numbers that reached the op, except for dimensions, with those that the user's code passed."""
+        expressions: dict[tuple[str, int], Expr] = {}
+        if not self._provenance.tagged:
+            return expressions
+        sizes = signature(func).sizes if hasattr(func, "_schema") else ()
+        for name, value in values.items():
+            if not isinstance(value, Value) and ("dim" not in name or name in sizes):
+                for position, number in enumerate(numbers_in(value)):
+                    expr = self._provenance.match(number)
+                    if any(True for _ in leaves(expr)):
+                        expressions[name, position] = expr
+        return expressions
+
     def _value(self, tensor: Tensor, **what: Any) -> Value:
         value = Value(len(self._values), tuple(map(int, tensor.shape)), tensor.dtype, **what)
         self._values.append(value)
         self._alive[id(tensor)] = tensor
         return value
+
+    def _constants(self, tensor: Tensor, fake: Tensor) -> None:
+        """Keep the data of a real tensor that no module registers with its value."""
+        self._leaves.add(id(fake))
+        self._current[id(fake)] = self._value(fake, data=None if self._may_change(tensor) else tensor.detach())
+        self._place(fake)
 
     def _hold(self, *tensors: Tensor) -> None:
         self._alive.update((id(tensor), tensor) for tensor in tensors)
@@ -231,11 +254,19 @@ class Versions(Tape):
         while home.node is not None and home.parent is not None:
             chain.insert(0, (home.node, home.position))
             home = self._homes[home.parent]
+        return self._emit_write(base, written, tuple(chain))
+
+    def _emit_write(self, base: Value, written: Value, chain: tuple[tuple[Node, int], ...]) -> Value:
         out = Value(len(self._values), base.shape, base.dtype, producer=len(self._nodes))
         self._values.append(out)
-        args = {"self": base, "src": written, "chain": tuple(chain)}
+        args = {"self": base, "src": written, "chain": chain}
         self._emit(WRITE, None, args, {}, (base, written), (out,))
         return out
+
+    def _copy(self, before: Value, result: Value, tensor: Tensor) -> None:
+        """Write a result to an `out` argument, whose size has to stay that of the result, unless torch resized it."""
+        fits = before.shape == result.shape
+        self._write(tensor, self._emit_write(before, result, ()) if fits else result)
 
     def _replay(self, node: Node, position: int, parent: Value) -> Value:
         old = node.inputs[0]

@@ -45,6 +45,34 @@ def test_it_computes_what_the_model_does_at_another_batch_size() -> None:
     assert sum(value in run and not value.stored for value in graph.values) <= len(outputs) + 2
 
 
+class _Fills(nn.Module):
+    """Computes results in memory that is there already, one of them over its operand, one in a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        memory = torch.zeros_like(y)
+        torch.mul(y, y, out=memory)
+        torch.add(memory, 0.5, out=memory)
+        torch.sigmoid(y[:, :4], out=memory[:, 4:])
+        return memory.sum(1)
+
+
+def test_results_in_memory_that_is_there_already() -> None:
+    """They are there for all that reads the memory afterwards."""
+    torch.manual_seed(0)
+    net, batch = _Fills().eval().requires_grad_(False), torch.randn(5, 6)
+    graph = engine.trace(net, torch.zeros(2, 6))
+    run = Run(graph, dict(net.named_parameters()), [batch])
+    with torch.no_grad():
+        for node in first_path(graph):
+            run.step(node)
+        assert torch.equal(run[graph.outputs[0]], net(batch))
+
+
 def test_norms_that_lost_channels_keep_their_statistics() -> None:
     """They were recorded as plain norms; with a constant to fill in, and in groups, too."""
     for norm, name in ((nn.LayerNorm(8), "layer"), (nn.RMSNorm(8), "rms"), (nn.GroupNorm(2, 8), "group")):
