@@ -27,7 +27,7 @@ from engine.source.passed_arguments import function_of, has_fixed_default, home,
 from engine.source.reassigned import Reassigned
 from engine.source.syntax import nodes_of
 
-__all__ = ["reassigned_numbers", "unfixed_numbers"]
+__all__ = ["literals_at", "reassigned_numbers", "unfixed_numbers", "without"]
 
 _OPERATORS: dict[type, Callable[..., Any]] = {
     ast.Add: operator.add,
@@ -91,7 +91,7 @@ def unfixed_numbers(
         reassigned: attributes and globals that code of the model assigns later.
         function: the called function, whose defaults replace the arguments that the call omits.
     """
-    unfixed = _without(numbers, _literals(frame.f_code, frame.f_lasti))
+    unfixed = without(numbers, literals_at(frame.f_code, frame.f_lasti))
     if not unfixed:
         return []
     place, fixed = expression_at(frame.f_code, frame.f_lasti), Counter[Any]()
@@ -108,9 +108,9 @@ def unfixed_numbers(
             except (_NotFixed, *_OUTDATED):
                 continue
             break
-    unfixed = _without(unfixed, fixed)
-    others = _without(unfixed, sized)
-    return [*others, *map(float, _without(unfixed, _counted(others)))]
+    unfixed = without(unfixed, fixed)
+    others = without(unfixed, sized)
+    return [*others, *map(float, without(unfixed, _counted(others)))]
 
 
 def reassigned_numbers(numbers: Sequence[Any], frame: FrameType, reassigned: Reassigned) -> list[Any]:
@@ -135,7 +135,7 @@ def _with_kind(number: Any) -> tuple[type, Any]:
     return bool if isinstance(number, bool) else float if isinstance(number, float) else int, number
 
 
-def _without(numbers: Sequence[Any], fixed: Mapping[Any, int]) -> list[Any]:
+def without(numbers: Sequence[Any], fixed: Mapping[Any, int]) -> list[Any]:
     """Return the numbers without the fixed ones, counting repetitions."""
     left, unfixed = dict(fixed), []
     for number in numbers:
@@ -148,7 +148,7 @@ def _without(numbers: Sequence[Any], fixed: Mapping[Any, int]) -> list[Any]:
 
 
 @functools.lru_cache(maxsize=10_000)
-def _literals(code: CodeType, instruction: int) -> Counter[Any]:
+def literals_at(code: CodeType, instruction: int) -> Counter[Any]:
     """Return the literal numbers in the expression that a function is evaluating."""
     operands = operands_of(expression_at(code, instruction))
     return _counted(number for expr in operands if is_literal(expr) for number in _flat(ast.literal_eval(expr)))

@@ -48,8 +48,10 @@ class Size(int):
     expr: Expr
     reflected: bool = False  # whether it is the left operand of an operator that the tensor on the right implements
 
-    def __new__(cls, value: int, expr: Expr) -> Size:
-        """Return ``value`` with its expression."""
+    def __new__(cls, value: int, expr: Expr | None = None) -> Any:
+        """Return ``value`` with its expression; a plain number without (``type(n)(2 * n)``)."""
+        if expr is None:
+            return int(value)
         self = super().__new__(cls, value)
         self.expr = expr
         return self
@@ -67,8 +69,10 @@ class Scalar(float):
     expr: Expr
     reflected: bool = False
 
-    def __new__(cls, value: float, expr: Expr) -> Scalar:
-        """Return ``value`` with its expression."""
+    def __new__(cls, value: float, expr: Expr | None = None) -> Any:
+        """Return ``value`` with its expression; a plain number without."""
+        if expr is None:
+            return float(value)
         self = super().__new__(cls, value)
         self.expr = expr
         return self
@@ -105,7 +109,10 @@ def _tagged_result(result: int | float, symbol: str, left: int | float, right: i
 def _arithmetic(base: type, symbol: str, name: str, swapped: bool) -> Callable[[Any, Any], Any]:
     plain = getattr(base, name)
 
-    def method(self: Any, other: Any) -> Any:
+    def method(self: Any, other: Any, *modulus: Any) -> Any:
+        if modulus:  # of `pow`
+            note_exact_values([self, other, *modulus])
+            return plain(self, other, *modulus)
         result = plain(self, other)
         if result is NotImplemented and isinstance(other, float):  # Python would call the untracked float's method
             result = getattr(float, name)(float(self), float(other))

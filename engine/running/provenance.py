@@ -22,6 +22,7 @@ from engine.numbers.coefficients import settable_values
 from engine.numbers.covering import covering_slices
 from engine.numbers.inlining import inlined
 from engine.numbers.literals import reassigned_numbers, unfixed_numbers
+from engine.numbers.lost_sizes import lost_sizes
 from engine.numbers.replaced_functions import PASSED_THROUGH, Twins, check_followed, replaced_functions
 from engine.numbers.sizes import (
     LOOKUPS,
@@ -254,12 +255,17 @@ class Provenance(TorchFunctionMode):
 
     def _uncertain(self, function: Any, arguments: Any) -> list[int | float]:
         """Return the numbers among the arguments that neither the source nor a size determines."""
-        plain = [number for number in self.numbers if not is_tagged(number)] + booleans_in(arguments)
+        numbers = [number for number in self.numbers if not is_tagged(number)]
+        plain = numbers + booleans_in(arguments)
         caller = _caller() if plain else None
         if caller is None:
             return []
         if caller.f_code.co_filename.startswith(LAYERS):
             return reassigned_numbers(plain, caller, self._reassigned)
+        followed = [] if caller.f_code.co_filename.startswith(ENGINE) else numbers
+        for size in lost_sizes(followed, caller, self._tag):
+            place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+            self.note(Apply("==", expression(size), untracked(size)), True, place)
         unfixed, frame = unfixed_numbers(plain, caller, self._reassigned, function), sys._getframe(2)
         while unfixed and frame is not caller and frame.f_back is not None:  # torch's own code passes numbers, too
             unfixed, frame = unfixed_numbers(unfixed, frame, self._reassigned), frame.f_back

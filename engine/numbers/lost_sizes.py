@@ -1,0 +1,187 @@
+"""Sizes of which a plain number in a call is computed, where Python or another package drops the expression.
+
+``0.5 * x.shape[1]`` is a plain number: a ``float`` on the left multiplies an ``int`` by itself, whatever its class. So
+are ``np.sqrt(x.shape[1])``, ``x.stride(0)`` and ``float(f"{n}")``. Such a number would be another one with fewer
+channels.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.numbers.literals import literals_at, without
+from engine.numbers.sizes import is_tagged
+from engine.source.bindings import arguments_of, places_set
+from engine.source.expressions_at import expression_at, is_literal, operands_of
+from engine.source.passed_arguments import function_of, home, passed_argument
+from engine.source.syntax import nodes_of
+
+__all__ = ["lost_sizes"]
+
+_READS = frozenset(
+    """dim_order element_size is_contiguous itemsize nbytes nelement numel shape size storage storage_offset stride
+    untyped_storage __len__""".split()
+)
+_UNKNOWN = object()
+
+
+def lost_sizes(
+    numbers: Sequence[Any], frame: FrameType, tag: Callable[[Tensor, torch.Size], Sequence[int]]
+) -> list[Any]:
+    """Return the tracked numbers of which plain numbers in a call may be computed.
+
+    Args:
+        numbers: the plain numbers that a function or an operator receives.
+        frame: the frame that makes the call.
+        tag: returns the tracked sizes of a tensor.
+    """
+    if not without(numbers, literals_at(frame.f_code, frame.f_lasti)):
+        return []
+    search = _Search()
+    operands = operands_of(expression_at(frame.f_code, frame.f_lasti))
+    computed = [e for e in operands if not is_literal(e) and not _is_tracked(e, frame)]
+    reads = [read for operand in computed for read in search.of(operand, frame)]
+    sizes = (s for r in reads for s in ([r] if is_tagged(r) else [tag(r[0], r[0].size())[dim] for dim in r[1]]))
+    return [size for size in sizes if is_tagged(size)]
+
+
+def _is_tracked(operand: ast.expr, frame: FrameType) -> bool:
+    """Whether an operand is a text, or a number that is tracked: a size, or one computed of sizes by operators."""
+    if isinstance(operand, ast.UnaryOp):
+        return _is_tracked(operand.operand, frame)
+    if isinstance(operand, ast.BinOp):
+        is_whole = type(getattr(operand.left, "value", None)) is int or type(_held(operand.left, frame)) is int
+        return _is_tracked(operand.left, frame) or is_whole and _is_tracked(operand.right, frame)
+    is_size = _dimensions(operand, frame) is not None
+    return is_size or isinstance(operand, ast.JoinedStr) or is_tagged(_held(operand, frame))
+
+
+class _Search:
+    """The variables that have been followed."""
+
+    def __init__(self) -> None:
+        self._followed: set[tuple[int, str]] = set()
+
+    def of(self, expr: ast.AST, frame: FrameType) -> Iterator[Any]:
+        """Yield the sizes that an expression reads on the way to a plain number."""
+        read = _dimensions(expr, frame)
+        if read is not None:
+            yield read
+        elif isinstance(expr, ast.Name):
+            yield from self._variable(expr.id, frame)
+        elif isinstance(expr, ast.Call):
+            yield from self._call(expr, frame)
+        elif isinstance(expr, ast.Attribute):
+            yield from self._attribute(expr, frame)
+        elif not isinstance(expr, ast.Compare) and not _is_tensor(expr, frame):  # a comparison is noted by itself
+            for part in ast.iter_child_nodes(expr):
+                yield from self.of(part, frame)
+
+    def _attribute(self, expr: ast.Attribute, frame: FrameType) -> Iterator[Any]:
+        whole, held = _held(expr.value, frame), _held(expr, frame)
+        if isinstance(whole, Tensor):
+            yield from [(whole, range(whole.ndim))] if expr.attr in _READS else []
+        elif is_tagged(held):
+            yield held
+        elif whole is _UNKNOWN and expr.attr in _READS and _is_tensor(expr.value, frame):  # of a view
+            tensors = (_held(part, frame) for part in ast.walk(expr.value))
+            yield from ((tensor, range(tensor.ndim)) for tensor in tensors if isinstance(tensor, Tensor))
+        elif whole is _UNKNOWN:
+            yield from self.of(expr.value, frame)
+
+    def _call(self, call: ast.Call, frame: FrameType) -> Iterator[Any]:
+        """A call reads a size by name, or is one of another function, which may read those of all that it gets."""
+        function = _held(call.func, frame)
+        is_length = function is len and _is_tensor(call.args[0], frame)  # which is noted by itself
+        if _is_tensor(call, frame) or is_length:
+            return
+        if isinstance(call.func, ast.Attribute):
+            yield from self._attribute(call.func, frame)
+        for argument in [*call.args, *(keyword.value for keyword in call.keywords)]:
+            held = _held(argument, frame)
+            if isinstance(held, Tensor):
+                yield held, range(held.ndim)
+            else:
+                yield from self.of(argument, frame)
+
+    def _variable(self, name: str, frame: FrameType) -> Iterator[Any]:
+        frame = home(name, frame)
+        held, function = frame.f_locals.get(name), function_of(frame)
+        if is_tagged(held):
+            yield held
+        if not _may_be_computed(held) or function is None or (id(frame), name) in self._followed:
+            return
+        self._followed.add((id(frame), name))
+        for statement in nodes_of(function, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.NamedExpr):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            names = {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+            if name in names and statement.value is not None:
+                yield from self.of(statement.value, frame)
+        if name in arguments_of(function) and not places_set(function, name):
+            passed = passed_argument(name, frame)
+            if passed is not None and passed.expression is not None:
+                yield from self.of(passed.expression, passed.frame)
+
+
+def _dimensions(expr: ast.AST, frame: FrameType) -> tuple[Tensor, Sequence[int]] | None:
+    """Return a tensor and its dimensions whose sizes an expression reads by literals; None for any other one."""
+    match expr:
+        case (
+            ast.Subscript(value=ast.Attribute(value=of, attr="shape"), slice=dim)
+            | ast.Call(func=ast.Attribute(value=of, attr="size"), args=[dim])
+        ):
+            bounds = [dim.lower, dim.upper, dim.step] if isinstance(dim, ast.Slice) else [dim]
+            held = _held(of, frame)
+            if isinstance(held, Tensor) and all(b is None or is_literal(b) for b in bounds):
+                ends = [None if b is None else ast.literal_eval(b) for b in bounds]
+                return held, range(held.ndim)[slice(*ends)] if isinstance(dim, ast.Slice) else [ends[0]]  # type: ignore[list-item]
+    return None
+
+
+def _may_be_computed(held: Any) -> bool:
+    """Whether a value is a plain number, which no truth value is, or a collection that may hold some."""
+    items = held if isinstance(held, (list, tuple)) else [held]
+    return any(isinstance(i, (int, float, complex)) and not isinstance(i, bool) and not is_tagged(i) for i in items)
+
+
+def _is_tensor(expr: ast.AST, frame: FrameType) -> bool:
+    """Whether an expression gives a tensor for certain, which is no number: an op, or what is computed with one."""
+    if isinstance(expr, ast.Attribute) and isinstance(_held(expr.value, frame), Tensor):
+        return expr.attr in ("T", "mT", "H", "mH", "data", "real", "imag")
+    if isinstance(expr, (ast.Name, ast.Attribute)):
+        return isinstance(_held(expr, frame), Tensor)
+    if isinstance(expr, ast.Subscript):
+        return _is_tensor(expr.value, frame)
+    if isinstance(expr, ast.BinOp):
+        return _is_tensor(expr.left, frame) or _is_tensor(expr.right, frame)
+    if not isinstance(expr, ast.Call):
+        return False
+    function = _held(expr.func, frame)
+    if isinstance(function, nn.Module) or getattr(function, "__module__", None) == "torch.nn.functional":
+        return True
+    is_method = isinstance(expr.func, ast.Attribute) and expr.func.attr not in _READS
+    return is_method and _is_tensor(expr.func.value, frame)  # type: ignore[attr-defined]
+
+
+def _held(expr: ast.AST, frame: FrameType) -> Any:
+    """Return what a variable, or an attribute that reading runs no code for, holds; else `_UNKNOWN`."""
+    if isinstance(expr, ast.Name):
+        frame = home(expr.id, frame)
+        for space in (frame.f_locals, frame.f_globals, frame.f_builtins):
+            if expr.id in space:
+                return space[expr.id]
+    if isinstance(expr, ast.Attribute) and (owner := _held(expr.value, frame)) is not _UNKNOWN:
+        own = getattr(owner, "__dict__", {}) if isinstance(owner, (nn.Module, ModuleType)) else {}
+        for table in (own, *(own.get(name, {}) for name in ("_modules", "_parameters", "_buffers"))):
+            if isinstance(table, dict) and expr.attr in table:
+                return table[expr.attr]
+        static = inspect.getattr_static(owner, expr.attr, _UNKNOWN)
+        return _UNKNOWN if inspect.isdatadescriptor(static) else static
+    return _UNKNOWN
