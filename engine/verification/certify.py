@@ -311,6 +311,12 @@ def _alias(tensor: Tensor) -> Tensor:
     return tensor if isinstance(tensor, RecomputedTensor) else tensor.detach()
 
 
+def _as_parameter(tensor: Tensor) -> nn.Parameter:
+    """Return a tensor as code that looks parameters up expects it (`get_parameter`); a recomputed one as it is."""
+    is_other = not isinstance(tensor, (nn.Parameter, RecomputedTensor))
+    return nn.Parameter(tensor, requires_grad=False) if is_other else tensor  # type: ignore[return-value]
+
+
 def _exchange(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Replace the tensors in a model's tables, under every name; `evaluating` restores the model's own.
 
@@ -321,7 +327,7 @@ def _exchange(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     for module in distinct_modules(model).values():
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                module._parameters[name] = others.get(id(parameter), parameter)  # type: ignore[assignment]
+                module._parameters[name] = _as_parameter(others.get(id(parameter), parameter))
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = others.get(id(buffer), buffer).clone()  # a forward may write into it

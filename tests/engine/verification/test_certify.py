@@ -185,3 +185,25 @@ def test_a_model_that_rounds_inside_is_compared_in_float64() -> None:
     found.speedup_model()
     assert found.plan.slices["stem.weight"].shape[0] == 6 and "64" in found.certificate.dtype
     assert found.certificate.max_error < 1e-12
+
+
+class LooksUp(nn.Module):
+    """Looks its parameters up, as optimizers and adapters do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        weight, bias = self.get_parameter("stem.weight"), self.stem.bias
+        assert isinstance(bias, nn.Parameter) and sum(1 for _ in self.parameters()) == 4
+        return self.head(nn.functional.conv2d(x, weight, bias).relu())
+
+
+def test_parameters_are_parameters_in_the_runs_that_are_compared() -> None:
+    """Code that looks them up finds them."""
+    model = randomised(LooksUp())
+    speedup = engine.ModelSpeedup(model, image(), dead(model, {"stem": [1, 2]}, bias=True), confidence=2)
+    speedup.speedup_model()
+    assert speedup.certificate.verified and model.stem.out_channels == 6
