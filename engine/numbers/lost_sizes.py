@@ -42,14 +42,27 @@ def lost_sizes(
         frame: the frame that makes the call.
         tag: returns the tracked sizes of a tensor.
     """
-    if not without(numbers, literals_at(frame.f_code, frame.f_lasti)):
+    plain = without(numbers, literals_at(frame.f_code, frame.f_lasti))
+    if not plain:
         return []
     search = _Search()
     operands = operands_of(expression_at(frame.f_code, frame.f_lasti))
     computed = [e for e in operands if not is_literal(e) and not _is_tracked(e, frame)]
+    certain = [operand for operand in computed if _is_number(operand, frame)]
+    computed = computed if len(certain) < len(plain) else certain  # what a method returns is then no number
     reads = [read for operand in computed for read in search.of(operand, frame)]
     sizes = (s for r in reads for s in ([r] if is_tagged(r) else [tag(r[0], r[0].size())[dim] for dim in r[1]]))
     return [size for size in sizes if is_tagged(size)]
+
+
+def _is_number(expr: ast.AST, frame: FrameType) -> bool:
+    """Whether an expression gives a number for certain: operators on numbers, variables and sizes."""
+    if isinstance(expr, ast.BinOp):
+        return _is_number(expr.left, frame) and _is_number(expr.right, frame)
+    if isinstance(expr, ast.UnaryOp):
+        return _is_number(expr.operand, frame)
+    held = expr.value if isinstance(expr, ast.Constant) else _held(expr, frame)
+    return isinstance(held, (int, float)) or _dimensions(expr, frame) is not None
 
 
 def _is_tracked(operand: ast.expr, frame: FrameType) -> bool:
@@ -80,6 +93,9 @@ class _Search:
             yield from self._call(expr, frame)
         elif isinstance(expr, ast.Attribute):
             yield from self._attribute(expr, frame)
+        elif isinstance(expr, ast.IfExp):
+            for side in (expr.body, expr.orelse):
+                yield from self.of(side, frame)
         elif not isinstance(expr, ast.Compare) and not _is_tensor(expr, frame):  # a comparison is noted by itself
             for part in ast.iter_child_nodes(expr):
                 yield from self.of(part, frame)
@@ -141,7 +157,10 @@ def _dimensions(expr: ast.AST, frame: FrameType) -> tuple[Tensor, Sequence[int]]
             held = _held(of, frame)
             if isinstance(held, Tensor) and all(b is None or is_literal(b) for b in bounds):
                 ends = [None if b is None else ast.literal_eval(b) for b in bounds]
-                return held, range(held.ndim)[slice(*ends)] if isinstance(dim, ast.Slice) else [ends[0]]  # type: ignore[list-item]
+                dims = range(held.ndim)  # the variable may have held a tensor with more of them
+                if isinstance(dim, ast.Slice):
+                    return held, dims[slice(*ends)]
+                return held, [d for d in dims if d - ends[0] in (0, len(dims))]  # type: ignore[operator]
     return None
 
 
