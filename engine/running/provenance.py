@@ -262,10 +262,9 @@ class Provenance(TorchFunctionMode):
             return []
         if caller.f_code.co_filename.startswith(LAYERS):
             return reassigned_numbers(plain, caller, self._reassigned)
-        followed = [] if caller.f_code.co_filename.startswith(ENGINE) else numbers
-        for size in lost_sizes(followed, caller, self._tag):
-            place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
-            self.note(Apply("==", expression(size), untracked(size)), True, place)
+        file = caller.f_code.co_filename
+        for size in lost_sizes([] if file.startswith(ENGINE) else numbers, caller, self._tag):
+            self.note(Apply("==", expression(size), untracked(size)), True, f"{file}:{caller.f_lineno}")
         unfixed, frame = unfixed_numbers(plain, caller, self._reassigned, function), sys._getframe(2)
         while unfixed and frame is not caller and frame.f_back is not None:  # torch's own code passes numbers, too
             unfixed, frame = unfixed_numbers(unfixed, frame, self._reassigned), frame.f_back
