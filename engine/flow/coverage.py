@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import ast
-import functools
 import linecache
-import os
 import sys
 from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
@@ -19,6 +16,7 @@ from torch import Tensor, nn
 
 from engine.flow.branches import Branch, FunctionBranches, branches_of
 from engine.flow.omitted_arguments import fallback_variables, holds_either, is_filled
+from engine.flow.package_lines import PackageLines
 from engine.flow.picked_containers import containers_by_line, note_contents
 from engine.flow.rounds import Rounds, add_new, repeatable
 from engine.flow.skips import SkipWatch
@@ -26,23 +24,10 @@ from engine.limits import MOST_VALUES
 from engine.program.trees import tensors_in
 from engine.source.function_text import lines_of
 from engine.source.instructions import arguments_of, has_while_loop
-from engine.source.sites import CALLBACKS, ENGINE, is_library
+from engine.source.sites import is_foreign, is_library, is_of_a_package
 from engine.source.unread_code import UnreadFunction
 
 __all__ = ["CoverageTracer", "FunctionCoverage"]
-
-_PACKAGES = {"site-packages", "dist-packages"}
-_LIBRARY = os.path.dirname(os.__file__) + os.sep
-
-
-@functools.cache
-def _is_foreign(file: str) -> bool:
-    """Whether a file belongs to torch, Python, this project, or a package, and not to the user's project."""
-    return (
-        is_library(file)
-        or file.startswith((ENGINE, CALLBACKS, _LIBRARY, "<frozen "))
-        or not _PACKAGES.isdisjoint(Path(file).parts)
-    )
 
 
 @dataclass
@@ -115,6 +100,7 @@ class CoverageTracer:
     Attributes:
         functions: coverage by code of the function and name of the module.
         unread: functions without source, by the same.
+        package_lines: the lines of packages' functions that ran.
         called: frames' globals, and the class of the first argument, of all functions that ran, by their code.
         filled: arguments that held tensors in all calls of a function, by its code.
         cut_off: code of functions that an error ended which another function caught.
@@ -157,7 +143,7 @@ class CoverageTracer:
         self._first_called: list[CodeType] = []  # functions without branches
         self._ignored: set[int] = set()  # identities of code that is kept alive above
         self._may_not_end: set[int] = set()  # the same
-        self._trace = self._tracer()
+        self._trace, self.package_lines = self._tracer(), PackageLines()
 
     def _tracer(self) -> Callable[[FrameType, str, Any], Any]:
         """Return a trace function, which Python calls for each call of a function."""
@@ -252,7 +238,7 @@ class CoverageTracer:
 
     def is_own(self, file: str) -> bool:
         """Whether a file belongs to the model's code, or to the user's."""
-        return not is_library(file) and (file in self._files or not _is_foreign(file))
+        return not is_library(file) and (file in self._files or not is_foreign(file))
 
     def take_names(self) -> frozenset[str]:
         """Return the names in code that ran for the first time since the last call of this method."""
@@ -292,7 +278,9 @@ class CoverageTracer:
         self._watched[id(code)] = code, function
         if own and has_while_loop(code):
             self._may_not_end.add(id(code))
-        if function is None and id(code) not in self._unread | self._may_not_end | self._with_filled:
+        if is_of_a_package(code.co_filename) and not own:
+            self.package_lines.watch(code)
+        elif function is None and id(code) not in self._unread | self._may_not_end | self._with_filled:
             self._ignored.add(id(code))
         return function
 
@@ -304,7 +292,7 @@ class CoverageTracer:
             self._narrow_filled(frame)
         counts = self._step_of_loop if id(code) in self._may_not_end else None
         if function is None:
-            return self._enter_unread(frame) if id(code) in self._unread else counts
+            return self._enter_unread(frame) if id(code) in self._unread else counts or self.package_lines.enter(frame)
         coverage = self._coverage(function, frame)
         coverage.calls += 1
         pending = coverage.pending()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FrameType
 from typing import Any
 
 import torch
@@ -149,17 +148,11 @@ class Recorder(Versions, TorchDispatchMode):
         self._decisions.setdefault(site, None)
         self._exit(tensor if self._maker is None else self._substitute(tensor), f"is read by the code ({site})")
 
-    def _running(self, frame: FrameType) -> tuple[str, bool]:
-        """Return the name of the module that a function runs for, and whether that is its first argument."""
-        code = frame.f_code
-        first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-        name = self._modules.get(id(first)) if isinstance(first, nn.Module) else None
-        return (self._stack[-1], False) if name is None else (name, True)
-
     def another(self) -> Recorder:
         """Return an empty recorder of the same model; code that runs in it counts as having run here, too."""
         recorder = Recorder(self._model, self._maker, self._changing)
         recorder.coverage.functions, recorder.coverage.unread = self.coverage.functions, self.coverage.unread
+        recorder.coverage.package_lines = self.coverage.package_lines
         return recorder
 
     def assumptions(self, args: Any, kwargs: Any, functions: Functions) -> Assumptions:

@@ -8,9 +8,11 @@ node where a view wrote into its base. Without this, a write that the analysis d
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from types import CodeType, FrameType
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,6 +23,7 @@ from engine.errors import TraceError
 from engine.flow.paths_read import NumberRead
 from engine.limits import MOST_PICKED_TENSORS
 from engine.numbers.sizes import numbers_in
+from engine.observations.dataflow import is_inside
 from engine.program.entries import TRAIN_PATHS
 from engine.program.expressions import Expr, leaves
 from engine.program.graph import Node, Value, map_values, walk_values
@@ -31,6 +34,7 @@ from engine.recording.tape import Tape
 from engine.running.fakes import Fakes
 from engine.running.held_tensors import holds_nothing_but_tensors, tensors_of_variable
 from engine.running.provenance import Provenance
+from engine.source.model_code import codes_of
 
 __all__ = ["WRITE", "Versions"]
 
@@ -74,6 +78,7 @@ class Versions(Tape):
     def __init__(self, model: nn.Module, changing: MutableState | None) -> None:
         super().__init__(model, changing)
         self._stack, self._path = [""], "eval"
+        self._own_code: dict[str, frozenset[CodeType] | None] = {}
         self._forget()
 
     def _forget(self) -> None:
@@ -110,7 +115,7 @@ class Versions(Tape):
         return False
 
     def _emit(self, op: str, func: Any, args: Any, sizes: Any, inputs: Any, outputs: Any) -> Node:
-        module = self._stack[-1]
+        module = self._running_part()
         weight = next(walk_values([args.get(name) for name in _OWNED]), None)
         if weight is not None and weight.name is not None:  # a direct .forward() skips the hooks
             owners = self._owners[weight.name]
@@ -121,6 +126,35 @@ class Versions(Tape):
         if self._provenance.uncertain:
             self._uncertain[node.index] = tuple(self._provenance.uncertain)
         return node
+
+    def _running_part(self) -> str:
+        """Return the module that runs, or the part of it of which it calls another method than forward.
+
+        An op belongs to that part: what a metric's ``update`` computes is no matter of the module that calls it.
+        """
+        top, site = self._stack[-1], self._provenance.site
+        if top not in self._own_code:
+            kind = type(self._model.get_submodule(top))
+            self._own_code[top] = None if kind.__module__.startswith("torch.") else codes_of(kind)  # type: ignore[arg-type]
+        own = self._own_code[top]
+        if own is None or site is None or site.code in own:
+            return top
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and frame.f_code is not site.code:
+            frame = frame.f_back
+        while frame is not None:
+            name, is_method = self._running(frame)
+            if is_method:
+                return name if is_inside(name, top) else top
+            frame = frame.f_back
+        return top
+
+    def _running(self, frame: FrameType) -> tuple[str, bool]:
+        """Return the name of the module that a function runs for, and whether that is its first argument."""
+        code = frame.f_code
+        first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        name = self._modules.get(id(first)) if isinstance(first, nn.Module) else None
+        return (self._stack[-1], False) if name is None else (name, True)
 
     def _sizes(self, func: Any, values: Mapping[str, Any]) -> dict[tuple[str, int], Expr]:
         """Match the numbers that reached the op, except for dimensions, with those that the user's code passed."""

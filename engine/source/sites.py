@@ -7,6 +7,7 @@ import functools
 import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -14,7 +15,18 @@ import torch
 
 from engine.program.places import shown_place
 
-__all__ = ["CALLBACKS", "ENGINE", "LAYERS", "Site", "is_exchanged", "is_handler", "is_library", "user_site"]
+__all__ = [
+    "CALLBACKS",
+    "ENGINE",
+    "LAYERS",
+    "Site",
+    "is_exchanged",
+    "is_foreign",
+    "is_handler",
+    "is_library",
+    "is_of_a_package",
+    "user_site",
+]
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 LAYERS = os.path.join(_TORCH, "nn", "modules") + os.sep
@@ -37,6 +49,9 @@ _RECORDER = frozenset(
 )
 
 _LIBRARIES = _RECORDER | {os.path.abspath(copy.__file__)}
+
+_PACKAGES = {"site-packages", "dist-packages"}
+_PYTHON = os.path.dirname(os.__file__) + os.sep
 
 _EXCHANGES = f"{__name__.partition('.')[0]}.surgery."
 
@@ -94,6 +109,19 @@ def _spans(code: CodeType) -> list[tuple[tuple[int, int], tuple[int, int]] | tup
 def is_library(filename: str) -> bool:
     """Whether a file belongs to torch, to the recorder or to Python's module that copies, and not to the user."""
     return filename.startswith(_TORCH) or filename in _LIBRARIES
+
+
+@functools.cache
+def is_of_a_package(filename: str) -> bool:
+    """Whether a file belongs to an installed package other than torch."""
+    return not is_library(filename) and not _PACKAGES.isdisjoint(Path(filename).parts)
+
+
+@functools.cache
+def is_foreign(filename: str) -> bool:
+    """Whether a file belongs to torch, Python, this project, or a package, and not to the user's project."""
+    ours = filename.startswith((ENGINE, CALLBACKS, _PYTHON, "<frozen "))
+    return is_library(filename) or ours or is_of_a_package(filename)
 
 
 def is_exchanged(cls: type) -> bool:

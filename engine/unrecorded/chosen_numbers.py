@@ -7,8 +7,6 @@ import builtins
 from collections.abc import Iterable, Mapping
 from types import CodeType
 
-from torch import nn
-
 from engine.flow.argument_flow import Choices
 from engine.flow.branches import RESULT
 from engine.flow.chosen_calls import Span, chosen_calls
@@ -16,6 +14,7 @@ from engine.flow.forward_arguments import functions_that_choose
 from engine.numbers.sizes import booleans_in, numbers_in
 from engine.observations.assumptions import Assumptions
 from engine.observations.dataflow import Dataflow
+from engine.observations.recorded_runs import RecordedRuns
 from engine.observations.surroundings import is_own_op, use_values_around_code
 from engine.program.places import shown_place
 from engine.source.syntax import nodes_of
@@ -25,13 +24,13 @@ __all__ = ["assume_other_numbers"]
 
 
 def assume_other_numbers(
-    branches: Iterable[UntakenBranch], modules: Mapping[str, nn.Module], dataflow: Dataflow, assumptions: Assumptions
+    branches: Iterable[UntakenBranch], runs: RecordedRuns, dataflow: Dataflow, assumptions: Assumptions
 ) -> None:
     """Doubt the numbers of ops that code that did not run would choose differently.
 
     Args:
         branches: code that did not run, and may run for other inputs.
-        modules: all modules by name.
+        runs: the recordings.
         dataflow: of the recorded ops.
         assumptions: is extended.
     """
@@ -53,7 +52,7 @@ def assume_other_numbers(
                 places.add(branch.place)
     if not variables:
         return
-    model = modules[""]
+    model, modules = runs.modules[""], runs.modules
     functions = functions_that_choose(model, variables.__contains__)
     calls = chosen_calls(model, Choices(functions, expressions=frozenset(expressions), variables=variables))
     for node in dataflow.nodes:
@@ -67,7 +66,7 @@ def assume_other_numbers(
                 )
                 assumptions.use((v for v in (*node.inputs, *node.outputs) if not v.stored), reason)
                 assumptions.keeping.update(places)
-    _assume_beside_ops(modules, dataflow, calls, assumptions, places)
+    _assume_beside_ops(runs, dataflow, calls, assumptions, places)
 
 
 def _is_plain(value: ast.expr, code: CodeType, own: str = "") -> bool:
@@ -103,7 +102,7 @@ def _changes_plain_values(function: ast.expr, own: str) -> bool:
 
 
 def _assume_beside_ops(
-    modules: Mapping[str, nn.Module],
+    runs: RecordedRuns,
     dataflow: Dataflow,
     calls: Mapping[CodeType, Mapping[Span, bool]],
     assumptions: Assumptions,
@@ -112,11 +111,12 @@ def _assume_beside_ops(
     """Extend the assumptions for chosen numbers that no op receives: those for a list, a loop, or a new tensor."""
     spans = {(node.site.code, node.site.span) for node in dataflow.nodes if node.site is not None}
     for code, own in calls.items():
-        beside = [picks for span, picks in own.items() if (code, span) not in spans]
+        ran = {span for span in own if runs.coverage.package_lines.ran(code, span[0][0], span[1][0])}
+        beside = [own[span] for span in ran if (code, span) not in spans]
         for node in dataflow.nodes if beside else ():
             if node.site is not None and node.site.code is code:
                 assumptions.vary(v for v in node.inputs if v.producer is None and v.data is not None and not v.stored)
         if any(beside):
             reason = f"could be picked, or be computed again, by a number that code chooses in {code.co_name}"
-            use_values_around_code(code, modules, dataflow, assumptions, reason)
+            use_values_around_code(code, runs.modules, dataflow, assumptions, reason)
             assumptions.keeping.update(places)

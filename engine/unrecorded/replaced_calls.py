@@ -48,7 +48,7 @@ def assume_other_choices(
         dataflow: of the recorded ops.
         assumptions: is extended.
     """
-    assume_other_numbers(branches, runs.modules, dataflow, assumptions)
+    assume_other_numbers(branches, runs, dataflow, assumptions)
     _Replacements(runs, dataflow, assumptions).assume(branches)
 
 

@@ -17,8 +17,8 @@ from pytorch_lightning import Callback, LightningModule, Trainer, seed_everythin
 from pytorch_lightning.demos import Transformer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from torchmetrics import MeanMetric, Metric
-from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics import MeanMetric, Metric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from engine.errors import VerificationError
 from lightning_compress import ChannelPruning, MaskConflictRepair, ModelCompaction, load_compacted
@@ -372,6 +372,34 @@ class Metrics(Module):
         return F.cross_entropy(self.net.fc(second.mean((2, 3))), y) + F.cross_entropy(self.head(first.mean((2, 3))), y)
 
 
+class Validated(Module):
+    """Its own forward calls the layers, and its steps call other methods of metrics than forward."""
+
+    def _more(self) -> None:
+        self.stem, self.wide, self.fc = nn.Conv2d(3, 6, 3), nn.Conv2d(6, 8, 3), nn.Linear(8, 6)
+        del self.net
+        self.accuracy = MulticlassAccuracy(6)
+        self.scores = MetricCollection({"accuracy": MulticlassAccuracy(6), "f1": MulticlassF1Score(6)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores of images."""
+        return self.fc(self.wide(self.stem(x).relu()).relu().mean((2, 3)))
+
+    def _loss(self, x: Tensor, y: Tensor, batch_idx: int) -> Tensor:
+        scores = self(x)
+        self.accuracy.update(scores, y)
+        return F.cross_entropy(scores, y)
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        """Update the collection, and log it."""
+        self.scores.update(self(batch[0]), batch[1])
+        self.log_dict(self.scores)
+
+    def val_dataloader(self) -> DataLoader:
+        """The random images."""
+        return data()
+
+
 class Segmented(Module):
     """A U-Net of MONAI under its Dice loss."""
 
@@ -412,7 +440,7 @@ class Follow(Callback):
 
 REFUSED = {Penalised: "Nothing can be pruned.*mean .*test_entries.py"}
 SMALLER = [SimCLR, MoCo, BYOL, DINO, Distilled, Supervised, Mixed, GAN, VAE, Accumulating, Metrics, Segmented]
-SMALLER += [Contrasted, Language]
+SMALLER += [Contrasted, Language, Validated]
 WHOLE_OR_SMALLER = [Activated, Measured]
 
 
