@@ -29,6 +29,15 @@ _READS = frozenset(
     """dim_order element_size is_contiguous itemsize nbytes nelement numel shape size storage storage_offset stride
     untyped_storage __len__""".split()
 )
+_LOST = frozenset(
+    """dim_order element_size is_contiguous itemsize nbytes np numpy storage storage_offset stride
+    untyped_storage""".split()
+)
+"""Of these, what returns plain numbers; and the names of a package that does."""
+
+_KEEPING = (abs, max, min, round, sum, tuple, list, range, reversed, zip, enumerate, sorted, dict)
+"""Functions of Python that return what they get, or compute with it by its own operators."""
+
 _UNKNOWN = object()
 
 
@@ -50,7 +59,7 @@ def lost_sizes(
     computed = [e for e in operands if not is_literal(e) and not _is_tracked(e, frame)]
     certain = [operand for operand in computed if _is_number(operand, frame)]
     computed = computed if len(certain) < len(plain) else certain  # what a method returns is then no number
-    reads = [read for operand in computed for read in search.of(operand, frame)]
+    reads = [read for operand in computed for read in search.of(operand, frame, lost=False)]
     sizes = (s for r in reads for s in ([r] if is_tagged(r) else [tag(r[0], r[0].size())[dim] for dim in r[1]]))
     return [size for size in sizes if is_tagged(size)]
 
@@ -77,73 +86,113 @@ def _is_tracked(operand: ast.expr, frame: FrameType) -> bool:
 
 
 class _Search:
-    """The variables that have been followed."""
+    """The variables that have been followed.
+
+    A size keeps its expression in Python's own code, up to where something drops it: an operator with a float on its
+    left, a text, or a function that is not written in Python. What is read below such a place is lost.
+    """
 
     def __init__(self) -> None:
-        self._followed: set[tuple[int, str]] = set()
+        self._followed: set[tuple[int, str, bool]] = set()
 
-    def of(self, expr: ast.AST, frame: FrameType) -> Iterator[Any]:
-        """Yield the sizes that an expression reads on the way to a plain number."""
+    def of(self, expr: ast.AST, frame: FrameType, lost: bool) -> Iterator[Any]:
+        """Yield the sizes that an expression reads on the way to a plain number.
+
+        Args:
+            expr: the expression.
+            frame: whose variables it reads.
+            lost: whether something around it drops the expressions of numbers.
+        """
         read = _dimensions(expr, frame)
         if read is not None:
-            yield read
+            yield from [read] if lost else []
         elif isinstance(expr, ast.Name):
-            yield from self._variable(expr.id, frame)
+            yield from self._variable(expr.id, frame, lost)
         elif isinstance(expr, ast.Call):
-            yield from self._call(expr, frame)
+            yield from self._call(expr, frame, lost)
         elif isinstance(expr, ast.Attribute):
-            yield from self._attribute(expr, frame)
+            yield from self._attribute(expr, frame, lost)
         elif isinstance(expr, ast.IfExp):
             for side in (expr.body, expr.orelse):
-                yield from self.of(side, frame)
+                yield from self.of(side, frame, lost)
+        elif isinstance(expr, ast.BinOp):
+            yield from self.of(expr.left, frame, lost)
+            yield from self.of(expr.right, frame, lost or _is_float(expr.left, frame))
         elif not isinstance(expr, ast.Compare) and not _is_tensor(expr, frame):  # a comparison is noted by itself
             for part in ast.iter_child_nodes(expr):
-                yield from self.of(part, frame)
+                yield from self.of(part, frame, lost or isinstance(expr, ast.JoinedStr))
 
-    def _attribute(self, expr: ast.Attribute, frame: FrameType) -> Iterator[Any]:
+    def _attribute(self, expr: ast.Attribute, frame: FrameType, lost: bool) -> Iterator[Any]:
         whole, held = _held(expr.value, frame), _held(expr, frame)
+        lost_here = lost or expr.attr in _LOST
         if isinstance(whole, Tensor):
-            yield from [(whole, range(whole.ndim))] if expr.attr in _READS else []
+            yield from [(whole, range(whole.ndim))] if expr.attr in _READS and lost_here else []
         elif is_tagged(held):
-            yield held
+            yield from [held] if lost else []
         elif whole is _UNKNOWN and expr.attr in _READS and _is_tensor(expr.value, frame):  # of a view
-            tensors = (_held(part, frame) for part in ast.walk(expr.value))
+            tensors = (_held(part, frame) for part in ast.walk(expr.value)) if lost_here else ()
             yield from ((tensor, range(tensor.ndim)) for tensor in tensors if isinstance(tensor, Tensor))
         elif whole is _UNKNOWN:
-            yield from self.of(expr.value, frame)
+            yield from self.of(expr.value, frame, lost)
 
-    def _call(self, call: ast.Call, frame: FrameType) -> Iterator[Any]:
+    def _call(self, call: ast.Call, frame: FrameType, lost: bool) -> Iterator[Any]:
         """A call reads a size by name, or is one of another function, which may read those of all that it gets."""
         function = _held(call.func, frame)
         is_length = function is len and _is_tensor(call.args[0], frame)  # which is noted by itself
         if _is_tensor(call, frame) or is_length:
             return
+        lost = lost or _drops_expressions(function)
         if isinstance(call.func, ast.Attribute):
-            yield from self._attribute(call.func, frame)
+            yield from self._attribute(call.func, frame, lost)
         for argument in [*call.args, *(keyword.value for keyword in call.keywords)]:
             held = _held(argument, frame)
             if isinstance(held, Tensor):
-                yield held, range(held.ndim)
+                yield from [(held, range(held.ndim))] if lost else []
             else:
-                yield from self.of(argument, frame)
+                yield from self.of(argument, frame, lost)
 
-    def _variable(self, name: str, frame: FrameType) -> Iterator[Any]:
+    def _variable(self, name: str, frame: FrameType, lost: bool) -> Iterator[Any]:
         frame = home(name, frame)
         held, function = frame.f_locals.get(name), function_of(frame)
-        if is_tagged(held):
+        if is_tagged(held) and lost:
             yield held
-        if not _may_be_computed(held) or function is None or (id(frame), name) in self._followed:
+        if not _may_be_computed(held) or function is None or (id(frame), name, lost) in self._followed:
             return
-        self._followed.add((id(frame), name))
+        self._followed.add((id(frame), name, lost))
         for statement in nodes_of(function, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.NamedExpr):
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             names = {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)}
             if name in names and statement.value is not None:
-                yield from self.of(statement.value, frame)
+                on_the_left = isinstance(statement, ast.AugAssign) and isinstance(held, float)
+                yield from self.of(statement.value, frame, lost or on_the_left)
         if name in arguments_of(function) and not places_set(function, name):
             passed = passed_argument(name, frame)
             if passed is not None and passed.expression is not None:
-                yield from self.of(passed.expression, passed.frame)
+                yield from self.of(passed.expression, passed.frame, lost)
+
+
+def _is_float(expr: ast.expr, frame: FrameType) -> bool:
+    """Whether an expression may be a float, or another number, that drops the expression of a size on its right."""
+    if _is_tracked(expr, frame):
+        return False
+    if isinstance(expr, ast.UnaryOp):
+        return _is_float(expr.operand, frame)
+    if isinstance(expr, ast.BinOp):
+        return isinstance(expr.op, ast.Div) or _is_float(expr.left, frame) or _is_float(expr.right, frame)
+    held = expr.value if isinstance(expr, ast.Constant) else _held(expr, frame)
+    return not isinstance(held, (int, Tensor))
+
+
+def _drops_expressions(function: Any) -> bool:
+    """Whether a function may return a number without its expression: one that is not written in Python, or divides.
+
+    A function with a float among its constants may compute with it.
+    """
+    function = inspect.unwrap(function) if callable(function) and not isinstance(function, type) else function
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    if code is None:
+        return function not in _KEEPING
+    return any(isinstance(constant, float) for constant in code.co_consts) or not _LOST.isdisjoint(code.co_names)
 
 
 def _dimensions(expr: ast.AST, frame: FrameType) -> tuple[Tensor, Sequence[int]] | None:

@@ -123,7 +123,7 @@ class Contents:
         packages = {cls.__module__.partition(".")[0] for cls in classes}
         self._shared = _snapshot_of_code(shared, model, skip, packages)
         hooks = [hook for m in modules for name in _HOOKS for hook in vars(m).get(name, {}).values()]
-        self._hooks = Snapshot(hooks, model, skip, packages | {"__main__"})
+        self._hooks = Snapshot([hook for hook in hooks if not _is_ours(hook)], model, skip, packages | {"__main__"})
 
     def differ(self) -> bool:
         """Whether anything changed."""
@@ -134,6 +134,12 @@ class Contents:
         self._own.restore()
         self._shared.restore()
         self._hooks.restore()
+
+
+def _is_ours(hook: Any) -> bool:
+    """Whether a hook is one of the engine's, which notes what it sees on purpose."""
+    function = hook.func if isinstance(hook, functools.partial) else hook
+    return str(getattr(function, "__module__", "")).startswith(f"{__name__.partition('.')[0]}.")
 
 
 def _snapshot_of_code(roots: list[Any], model: nn.Module, skip: tuple[Any, ...], packages: set[str]) -> Snapshot:

@@ -43,7 +43,6 @@ def test_what_a_number_is_computed_of() -> None:
     assert _sizes(x * scale) == [8]
     assert _sizes(x * half) == [2]
     assert _sizes(x * math.comb(x.shape[-1], 2)) == [8]
-    assert _sizes(x * sum(x.shape[:1])) == [2]
     assert _sizes(x * x.stride(0)) == [2, 8]
     assert _sizes(x * float(f"{x.T.shape[0]}")) == [2, 8]
 
@@ -57,4 +56,5 @@ def test_what_has_nothing_to_do_with_sizes() -> None:
     assert _sizes(x * layer.scale) == []
     assert _sizes(x * layer.eps) == []
     assert _sizes(x * (2 * width)) == []
+    assert _sizes(x * sum(x.shape[:1])) == _sizes(x * max(2, x.shape[1])) == _sizes(x * (x.shape[1] // 2)) == []
     assert _sizes(x.view(2, 8) * layer.scale) == []

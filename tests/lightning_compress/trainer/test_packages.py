@@ -55,6 +55,8 @@ def test_both_class_trees_are_joined(tmp_path: Path) -> None:
         "lightning/fabric/utilities/__init__.py": "",
         "lightning/fabric/utilities/exceptions.py": "class MisconfigurationException(Exception): pass\n",
         "lightning/pytorch/loggers/__init__.py": "",
+        "lightning/pytorch/loops/__init__.py": "",
+        "lightning/pytorch/loops/loop.py": "class _Loop: pass\n",
         "lightning/pytorch/loggers/logger.py": "class DummyLogger: pass\n",
         "lightning/pytorch/utilities/__init__.py": "",
         "lightning/pytorch/utilities/signature_utils.py": "is_param_in_hook_signature = None\n",
