@@ -8,9 +8,10 @@ channels.
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from engine.numbers.literals import literals_at, without
 from engine.numbers.sizes import is_tagged
 from engine.source.bindings import arguments_of, places_set
 from engine.source.expressions_at import expression_at, is_literal, operands_of
+from engine.source.function_text import syntax_of
 from engine.source.passed_arguments import function_of, home, passed_argument
 from engine.source.syntax import nodes_of
 
@@ -30,10 +32,18 @@ _READS = frozenset(
     untyped_storage __len__""".split()
 )
 _LOST = frozenset(
-    """dim_order element_size is_contiguous itemsize nbytes np numpy storage storage_offset stride
-    untyped_storage""".split()
+    "dim_order element_size is_contiguous itemsize nbytes storage storage_offset stride untyped_storage".split()
 )
-"""Of these, what returns plain numbers; and the names of a package that does."""
+"""Of these, what returns plain numbers."""
+
+_DROPPING = frozenset("bytes complex divmod float format int pow str".split())
+"""Functions of Python that return plain numbers, or texts of them."""
+
+_PACKAGES = frozenset("decimal fractions np numpy operator statistics".split())
+"""Names of packages whose functions do."""
+
+_OF_MATH = frozenset("ceil exp floor log log10 log2 prod sqrt".split())
+"""Functions of `math` that keep expressions."""
 
 _KEEPING = (abs, max, min, round, sum, tuple, list, range, reversed, zip, enumerate, sorted, dict)
 """Functions of Python that return what they get, or compute with it by its own operators."""
@@ -184,15 +194,35 @@ def _is_float(expr: ast.expr, frame: FrameType) -> bool:
 
 
 def _drops_expressions(function: Any) -> bool:
-    """Whether a function may return a number without its expression: one that is not written in Python, or divides.
-
-    A function with a float among its constants may compute with it.
-    """
+    """Whether a function may return a number without its expression: it is not written in Python, or its code may."""
     function = inspect.unwrap(function) if callable(function) and not isinstance(function, type) else function
     code = getattr(getattr(function, "__func__", function), "__code__", None)
-    if code is None:
-        return function not in _KEEPING
-    return any(isinstance(constant, float) for constant in code.co_consts) or not _LOST.isdisjoint(code.co_names)
+    return function not in _KEEPING if code is None else _code_drops_expressions(code)
+
+
+@functools.cache
+def _code_drops_expressions(code: CodeType) -> bool:
+    tree = syntax_of(code)
+    if tree is None:
+        return True
+    in_errors = {node for error in nodes_of(tree, ast.Raise, ast.Assert) for node in ast.walk(error)}
+    return any(_is_dropping(node) for node in ast.walk(tree) if node not in in_errors)
+
+
+def _is_dropping(node: ast.AST) -> bool:
+    """Whether a node drops the expressions of numbers, whatever its variables hold."""
+    match node:
+        case ast.BinOp(left=ast.Constant(value=float() | str()) | ast.List() | ast.Tuple()):
+            return True
+        case ast.BinOp(left=ast.Attribute(value=ast.Name(id="math")) | ast.BinOp(op=ast.Div())):
+            return True
+        case ast.Attribute(value=ast.Name(id="math"), attr=name):
+            return name not in _OF_MATH
+        case ast.Call(func=ast.Name(id=name)):
+            return name in _DROPPING
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name in _PACKAGES or name in _LOST or name in ("format", "to_bytes")
+    return isinstance(node, ast.JoinedStr)
 
 
 def _dimensions(expr: ast.AST, frame: FrameType) -> tuple[Tensor, Sequence[int]] | None:
