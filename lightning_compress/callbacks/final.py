@@ -110,6 +110,15 @@ class FinalMetric(Callback):
             )
 
     @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.monitor not in trainer.callback_metrics:
+            logged = ", ".join(sorted(set(trainer.callback_metrics) - {self.name})) or "none"
+            rank_zero_warn(
+                f"`FinalMetric({self.monitor!r})`: no metric of that name was logged in this fit, so {self.name!r} "
+                f"cannot select a checkpoint. Logged: {logged}."
+            )
+
+    @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # All validation metrics are available here, and checkpoints are written after all other callbacks.
         if not trainer.sanity_checking:

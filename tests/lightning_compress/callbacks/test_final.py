@@ -126,6 +126,14 @@ def test_a_metric_that_stays_infinite(tmp_path: Path) -> None:
     assert any("is infinite throughout this fit" in str(w.message) and "epoch 9" in str(w.message) for w in caught)
 
 
+def test_a_metric_that_nothing_logs(tmp_path: Path) -> None:
+    """A misspelt name is said at the end of the fit, with those that were logged."""
+    with pytest.warns(UserWarning, match=r"FinalMetric\('val_los'\)`: no metric of that name.*Logged: train_loss"):
+        trainer(tmp_path, FinalMetric("val_los"), ChannelPruning(amount=0.5, end=1), max_epochs=2).fit(
+            seeded(Worsening)
+        )
+
+
 def test_bad_use() -> None:
     """A mode that is none, and a Trainer without a pruning, are errors."""
     with pytest.raises(MisconfigurationException, match="`mode`.*'best'"):
