@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import engine
 from engine.bounds import check_kinds
-from engine.compensation import as_arguments
+from engine.compensation import as_arguments, samples_in
 from engine.program import stored_tensor, tensors_in
 from lightning_compress.selection import amounts as selection
 from lightning_compress.selection import criteria, scoring, targets
@@ -125,7 +125,7 @@ def _enough(data: Iterable[Any], samples: int) -> list[Any]:
     count = 0
     for batch in data:
         batches.append(batch)
-        count += len(next(tensors_in(batch), ()))
+        count += samples_in(tensors_in(batch))
         if count >= samples:
             break
     return batches

@@ -14,7 +14,7 @@ from engine.program.contraction import Contraction
 from engine.program.graph import Graph, Node
 from engine.program.trees import map_tensors, tensors_in
 
-__all__ = ["as_arguments", "drawn_rows", "inputs_of"]
+__all__ = ["as_arguments", "drawn_rows", "inputs_of", "samples_in"]
 
 _ROWS = 8  # minimum number of rows per column of the least squares
 _FEWEST = 16_384  # minimum number of rows
@@ -31,9 +31,9 @@ def inputs_of(batches: Iterable[Any], graph: Graph, samples: int) -> list[list[T
     count = 0
     for batch in batches:
         tensors = _like_example(batch, examples)
-        size = min(len(tensors[0]), samples - count)
-        whole = all(len(t) == len(tensors[0]) for t in tensors)
-        inputs.append([_placed(t[:size] if whole else t, e) for t, e in zip(tensors, examples, strict=True)])
+        size = min(samples_in(tensors), samples - count)
+        whole = all(len(t) == samples_in(tensors) for t in tensors if t.ndim)
+        inputs.append([_placed(t[:size] if whole and t.ndim else t, e) for t, e in zip(tensors, examples, strict=True)])
         count += size
         if count >= samples:
             break
@@ -42,6 +42,16 @@ def inputs_of(batches: Iterable[Any], graph: Graph, samples: int) -> list[list[T
             f"The batches contain {count} samples; compensation needs at least two, and works well with some hundreds."
         )
     return inputs
+
+
+def samples_in(tensors: Iterable[Tensor]) -> int:
+    """Return the number of samples in the tensors of a batch, some of which may be a single number for all.
+
+    Example:
+        >>> samples_in([torch.tensor(0.5), torch.ones(8, 3)])
+        8
+    """
+    return next((len(tensor) for tensor in tensors if tensor.ndim), 0)
 
 
 def as_arguments(

@@ -14,7 +14,7 @@ from engine.analysis.constants import Constants
 from engine.analysis.use import Use
 from engine.bounds import check_kinds, check_number
 from engine.compaction.build import canonical_tensors
-from engine.compensation.batches import drawn_rows, inputs_of
+from engine.compensation.batches import drawn_rows, inputs_of, samples_in
 from engine.compensation.fit import Correction, correction, squared_error
 from engine.compensation.interpreter import Run, advance, check_program, first_path
 from engine.compensation.readers import Reader, obstacle, slope_of, sum_of
@@ -226,7 +226,7 @@ class _Fitting:
 
     def _step(self, number: int, run: Run, node: Node, readers: Sequence[Reader]) -> None:
         """Run a node of the dense model, and keep the targets of readers that end there."""
-        sizes = [len(batch[0]) for batch in self._inputs]
+        sizes = [samples_in(batch) for batch in self._inputs]
         inside = {r.key: self._inner_output(r, run) for r in readers if r.contraction.inner}
         run.step(node)
         for reader in readers:
@@ -303,7 +303,7 @@ class _Fitting:
 
     def _held_out(self, reader: Reader) -> Tensor:
         """Return a mask of the rows of held-out samples; the rows of a sample are adjacent."""
-        sizes = [len(tensors[0]) for tensors in self._inputs]
+        sizes = [samples_in(tensors) for tensors in self._inputs]
         each = [len(places) // size for places, size in zip(self._places[reader.key], sizes, strict=True)]
         samples = [torch.arange(size).repeat_interleave(n) for size, n in zip(sizes, each, strict=True)]
         return torch.cat(samples) % _HELD_OUT == 0
@@ -350,7 +350,7 @@ class _Fitting:
 
     def _outputs(self, stored: Weights) -> list[Tensor]:
         """Return the outputs of the program on the held-out samples, float64."""
-        runs = self._runs(stored, [[tensor[::_HELD_OUT] for tensor in tensors] for tensors in self._inputs])
+        runs = self._runs(stored, [[t[::_HELD_OUT] if t.ndim else t for t in tensors] for tensors in self._inputs])
         advance(runs, self._nodes, stored)
         values = [run[value] for run in runs for value in self._graph.outputs if value in run]
         return [value.double() for value in values if value.is_floating_point()]

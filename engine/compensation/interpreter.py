@@ -180,7 +180,7 @@ def check_program(model: nn.Module, graph: Graph, stored: Weights, batch: Sequen
     Raises:
         InputError: if they differ, because the code depends on the size of the batch, for example.
     """
-    tensors = [tensor[:2] for tensor in batch]
+    tensors = [tensor[:2] if tensor.ndim else tensor for tensor in batch]
     wanted = iter(tensors)
     args, kwargs = (map_tensors(tree, lambda _: next(wanted)) for tree in (graph.args, dict(graph.kwargs)))
     with nullcontext() if has_shards(model) else unwritten(model):  # the program starts from the same state

@@ -18,7 +18,7 @@ from engine.analysis.constants import Constants
 from engine.analysis.use import Use
 from engine.bounds import check_kinds, check_number
 from engine.compaction.build import canonical_tensors
-from engine.compensation.batches import drawn_rows, inputs_of
+from engine.compensation.batches import drawn_rows, inputs_of, samples_in
 from engine.compensation.interpreter import Run, check_program, first_path
 from engine.compensation.readers import Sum, obstacle, slope_of, sum_of
 from engine.compensation.weights import Weights
@@ -156,7 +156,7 @@ class _Losses:
     def _losses(self, consumer: Consumer, runs: list[Run]) -> tuple[dict[str, Tensor], float]:
         """Return the mean squared error per output position without each unit, and the variance of the output."""
         c, key = consumer.contraction, _key(consumer)
-        sizes = [len(tensors[0]) for tensors in self._inputs]
+        sizes = [samples_in(tensors) for tensors in self._inputs]
         phi = torch.cat([self._rows(consumer, run, sizes, number) for number, run in enumerate(runs)]).double()
         mean = phi.mean(0)
         slope, _ = slope_of(self._sums[key], consumer.node.output, c.output_dim, self._stored)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterator, Sequence
 from types import CodeType, FrameType, ModuleType
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.numbers.literals import literals_at, without
+from engine.numbers.replaced_functions import TRACKED_FUNCTIONS
 from engine.numbers.sizes import is_tagged
 from engine.source.bindings import arguments_of, places_set
 from engine.source.expressions_at import expression_at, is_literal, operands_of
@@ -42,7 +44,7 @@ _DROPPING = frozenset("bytes complex divmod float format int pow str".split())
 _PACKAGES = frozenset("decimal fractions np numpy operator statistics".split())
 """Names of packages whose functions do."""
 
-_OF_MATH = frozenset("ceil exp floor log log10 log2 prod sqrt".split())
+_OF_MATH = TRACKED_FUNCTIONS | {function.__name__ for function in (math.ceil, math.floor, math.prod)}
 """Functions of `math` that keep expressions."""
 
 _KEEPING = (abs, max, min, round, sum, tuple, list, range, reversed, zip, enumerate, sorted, dict)

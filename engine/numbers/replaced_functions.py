@@ -24,7 +24,7 @@ from engine.program.expressions import Apply
 from engine.program.storages import storage_of
 from engine.source.sites import user_site
 
-__all__ = ["PASSED_THROUGH", "Twins", "check_followed", "replaced_functions"]
+__all__ = ["PASSED_THROUGH", "TRACKED_FUNCTIONS", "Twins", "check_followed", "replaced_functions"]
 
 _PER_NUMBER = frozenset({"apply_", "map_", "map2_"})
 """Methods that call a Python function for each number in a tensor, and change the tensor without an op."""
@@ -85,6 +85,9 @@ PASSED_THROUGH = __file__
 """The file of functions that ask tensors for numbers on behalf of the code that calls them."""
 
 _MATH = {function.__name__: function for function in (math.exp, math.log, math.log10, math.log2, math.sqrt)}
+TRACKED_FUNCTIONS = frozenset(_MATH)
+"""Names of the functions of `math` whose results are tracked."""
+
 _range = range
 
 

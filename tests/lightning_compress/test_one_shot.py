@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import engine
 from engine.errors import InputError
@@ -145,3 +145,23 @@ def test_settings_that_prevent_pruning_are_named(options: dict[str, Any], messag
     net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
     with pytest.raises(MisconfigurationException, match=message):
         prune(net, torch.zeros(1, 2), 0.5, **options)
+
+
+class _Scaled(nn.Module):
+    """Multiplies its scores by a number, its first argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, scale: Tensor, x: Tensor) -> Tensor:
+        """Return scores."""
+        return self.leave(torch.relu(self.enter(x))) * scale  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("criterion", ["l2", "fisher", "reconstruction"])
+def test_a_number_among_the_inputs_is_no_sample(criterion: str) -> None:
+    """The samples of a batch are those of its first tensor with dimensions; a number for all is passed on whole."""
+    batch = torch.tensor(2.0), torch.randn(16, 4)
+    small = prune(_Scaled(), (batch[0], batch[1][:2]), 0.5, data=[batch] * 2, criterion=criterion)
+    assert small.enter.out_features == 4 and list(small.report)
