@@ -29,14 +29,13 @@ from engine.source.syntax import nodes_of
 
 __all__ = ["lost_sizes"]
 
-_READS = frozenset(
-    """dim_order element_size is_contiguous itemsize nbytes nelement numel shape size storage storage_offset stride
-    untyped_storage __len__""".split()
-)
 _LOST = frozenset(
     "dim_order element_size is_contiguous itemsize nbytes storage storage_offset stride untyped_storage".split()
 )
-"""Of these, what returns plain numbers."""
+"""What returns plain numbers that follow from the sizes of a tensor."""
+
+_READS = _LOST | frozenset("nelement numel shape size __len__".split())
+"""What returns its sizes, or such numbers."""
 
 _DROPPING = frozenset("bytes complex divmod float format int pow str".split())
 """Functions of Python that return plain numbers, or texts of them."""
@@ -197,9 +196,10 @@ def _is_float(expr: ast.expr, frame: FrameType) -> bool:
 
 def _drops_expressions(function: Any) -> bool:
     """Whether a function may return a number without its expression: it is not written in Python, or its code may."""
-    function = inspect.unwrap(function) if callable(function) and not isinstance(function, type) else function
+    while (inner := getattr(function, "__dict__", {}).get("__wrapped__")) is not None:  # of a decorator, a cache
+        function = inner
     code = getattr(getattr(function, "__func__", function), "__code__", None)
-    return function not in _KEEPING if code is None else _code_drops_expressions(code)
+    return all(function is not other for other in _KEEPING) if code is None else _code_drops_expressions(code)
 
 
 @functools.cache
