@@ -20,7 +20,7 @@ class PackageLines:
         self._pending: dict[int, tuple[CodeType, set[int]]] = {}
 
     def watch(self, code: CodeType) -> None:
-        """Trace a function from its next call on; `enter` has to be called for each."""
+        """Trace a function; `enter` has to be called for each of its calls, this one included."""
         lines = {line for _, _, line in code.co_lines() if line is not None}
         self._pending.setdefault(id(code), (code, lines))
 

@@ -21,7 +21,7 @@ from engine.errors import PlanError, VerificationError
 from engine.program import stored_tensors
 from lightning_compress.callbacks.base import CompressionCallback
 from lightning_compress.callbacks.masking import MaskingCallback, masking_callbacks
-from lightning_compress.selection.amounts import kept_units
+from lightning_compress.selection.amounts import OF_STEPS, kept_units
 from lightning_compress.trainer.averages import Average, averages
 from lightning_compress.trainer.strategy import Job, Result, parallel
 
@@ -77,10 +77,7 @@ def _warn_of_masked_channels(model: nn.Module, job: Job) -> None:
     partly = [g for g in groups if kept[g.name].any() and not kept[g.name].all()]  # of what is masked whole, one stays
     masked = [f"{g.name} ({g.reason or _NOT_ZERO})" for g in partly]
     if masked:
-        rank_zero_warn(
-            f"Masked channels are not removed while training goes on: {'; '.join(masked[:3])}. What the training step "
-            "and the hooks around it read is preserved; at the end of the fit it may go."
-        )
+        rank_zero_warn(f"Masked channels are not removed while training goes on: {'; '.join(masked[:3])}.{OF_STEPS}")
 
 
 def _call(function: Callable[[], None]) -> None:

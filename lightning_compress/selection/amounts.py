@@ -118,10 +118,11 @@ def _hint(names: Sequence[str], pattern: str) -> str:
     return f" Names are relative to the pruned model: use {rest!r}." if rest else ""
 
 
-_OF_STEPS = (
+OF_STEPS = (
     " What the training step and the hooks around it read is preserved, because a callback compacts in the middle of "
     "the fit. At its end (`ModelCompaction(when=None)`), weights that a penalty or a log reads may go."
 )
+"""What to say where the training step stands against a removal."""
 
 
 def check_prunable(groups: Sequence[Group], layers: Sequence[str]) -> None:
@@ -134,7 +135,7 @@ def check_prunable(groups: Sequence[Group], layers: Sequence[str]) -> None:
         reasons = "; ".join(f"{group.name}: {group.reason}" for group in groups[:4]) or "it has no layers with channels"
         raise MisconfigurationException(
             f"Nothing can be pruned in {'the layers ' + repr(list(layers)) if layers else 'the model'} ({reasons})."
-            f"{_OF_STEPS if TRAINING in reasons else ''}"
+            f"{OF_STEPS if TRAINING in reasons else ''}"
         )
 
 

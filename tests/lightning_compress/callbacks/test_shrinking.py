@@ -562,9 +562,9 @@ def test_what_would_change_the_training_is_refused(tmp_path: Path) -> None:
 
 
 def test_masked_channels_that_a_hook_holds_are_named(tmp_path: Path) -> None:
-    """A hook sums a copied norm: nothing goes while training, and a warning says why; at the end of the fit it goes."""
+    """A hook runs a copy in train mode: nothing goes while training, and a warning says why; at the end it goes."""
     module, follow = seeded(Trained), Follow()
-    with pytest.warns(UserWarning, match=r"not removed while training goes on.*wide \(.*at the end of the fit"):
+    with pytest.warns(UserWarning, match=r"not removed while training goes on.*wide \(.*At its end"):
         fit(module, tmp_path, follow, ModelCompaction(when=1, save=False), Bare())
     assert widths(follow) == [16] and module.net.wide.out_channels < 16
 
