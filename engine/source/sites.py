@@ -113,8 +113,9 @@ def is_library(filename: str) -> bool:
 
 @functools.cache
 def is_of_a_package(filename: str) -> bool:
-    """Whether a file belongs to an installed package other than torch."""
-    return not is_library(filename) and not _PACKAGES.isdisjoint(Path(filename).parts)
+    """Whether a file belongs to an installed package other than torch and this project."""
+    is_other = not is_library(filename) and not filename.startswith((ENGINE, CALLBACKS))
+    return is_other and not _PACKAGES.isdisjoint(Path(filename).parts)
 
 
 @functools.cache

@@ -41,3 +41,12 @@ def test_what_is_a_library() -> None:
 def test_the_files_of_the_recorder_exist() -> None:
     """Those that are named by their place: a file that moved would count as the user's."""
     assert all(os.path.exists(file) for file in sites._RECORDER)
+
+
+def test_this_project_is_no_package_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it is installed, and not run from its source."""
+    folder = "/env/site-packages/engine/"
+    monkeypatch.setattr(sites, "ENGINE", folder)
+    assert not sites.is_of_a_package(f"{folder}tracer.py") and sites.is_foreign(f"{folder}tracer.py")
+    assert sites.is_of_a_package("/env/site-packages/torchmetrics/metric.py")
+    assert not sites.is_of_a_package("/home/user/train.py") and not sites.is_foreign("/home/user/train.py")
