@@ -130,6 +130,10 @@ def _no_needs(node: Node, use: Use) -> Iterable[tuple[Value, int, Tensor]]:
     return ()
 
 
+def _no_centre(node: Node, graph: Graph) -> Iterable[Statistic]:
+    return ()
+
+
 def _no_pairs(node: Node, graph: Graph) -> Mapping[int, int]:
     return {}
 
@@ -153,6 +157,8 @@ class Rare:
         absorbs: the stored value that a constant added to the input can be folded into (``value - constant``), if there
             is one.
         refills: channels that can be removed if they are constant, because the op fills the constants in again.
+        centre: for an op that averages squares of ``x - u``, where u is the same for all channels, the channels of x,
+            which can be removed if they are zero there.
         preserved: pairs of a dimension of the input and one of the output that are the same, whatever the amounts are
             that the call takes along the others; none where the names of its arguments say which ones these concern.
         for_gradients: names of the arguments that no output depends on, but gradients do.
@@ -174,6 +180,7 @@ class Rare:
     produces: Callable[[Node], Iterable[Statistic]] = _no_channels
     absorbs: Callable[[Node], Value | None] | None = None
     refills: Callable[[Node], Iterable[Statistic]] = _no_channels
+    centre: Callable[[Node, Graph], Iterable[Statistic]] = _no_centre
     preserved: Callable[[Node, Graph], Mapping[int, int]] = _no_pairs
     for_gradients: frozenset[str] = frozenset()
     lends: bool = False

@@ -149,8 +149,7 @@ class _Search:
     def _call(self, call: ast.Call, frame: FrameType, lost: bool) -> Iterator[Any]:
         """A call reads a size by name, or is one of another function, which may read those of all that it gets."""
         function = _held(call.func, frame)
-        is_length = function is len and _is_tensor(call.args[0], frame)  # which is noted by itself
-        if _is_tensor(call, frame) or is_length:
+        if _is_tensor(call, frame) or function is len and _is_counted(call.args[0], frame):
             return
         lost = lost or _drops_expressions(function)
         if isinstance(call.func, ast.Attribute):
@@ -249,6 +248,14 @@ def _may_be_computed(held: Any) -> bool:
     """Whether a value is a plain number, which no truth value is, or a collection that may hold some."""
     items = held if isinstance(held, (list, tuple)) else [held]
     return any(isinstance(i, (int, float, complex)) and not isinstance(i, bool) and not is_tagged(i) for i in items)
+
+
+def _is_counted(expr: ast.AST, frame: FrameType) -> bool:
+    """Whether an expression gives a tensor, whose length is noted by itself, or its sizes, which any removal keeps."""
+    match expr:
+        case ast.Attribute(value=of, attr="shape") | ast.Call(func=ast.Attribute(value=of, attr="size"), args=[]):
+            return _is_tensor(of, frame)
+    return _is_tensor(expr, frame)
 
 
 def _is_tensor(expr: ast.AST, frame: FrameType) -> bool:

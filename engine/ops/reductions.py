@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -16,9 +17,9 @@ from engine.analysis.use import Use
 from engine.ops.shape import through
 from engine.program.arrays import support, uniform
 from engine.program.expressions import ShapeOf
-from engine.program.graph import Node
-from engine.rule import Demand, Rule, Sample, Shapes, Statistic
-from engine.surgery.edits import DIVISOR
+from engine.program.graph import Graph, Node, Value
+from engine.rule import Demand, Rare, Rule, Sample, Shapes, Statistic
+from engine.surgery.edits import DIVISOR, SPREAD
 
 __all__ = ["RULES"]
 
@@ -47,18 +48,19 @@ def _reduce_labels(node: Node, labels: Labels) -> None:
 
 
 def _add_labels(node: Node, labels: Labels) -> None:
-    """Allow removal of zeros along a single summed dimension, to which they add nothing."""
+    """Allow removal of zeros along the summed dimension, to which they add nothing, if only one has channels."""
     source, dims = node.inputs[0], _reduced(node)
     labels.claim(source)
-    layers = labels.layers(source) if len(dims) == 1 else labels.without(source, dims, f"{node!r} runs over it")
+    along = {dim for layer in labels.layers(source) for dim in support(layer)} & set(dims)
+    layers = labels.layers(source) if len(along) < 2 else labels.without(source, dims, f"{node!r} runs over it")
     for layer in map(labels.settled, layers):
         if set(support(layer)) - set(dims):
-            labels.add(node.output, _without_dims(node, labels.tie(layer, dims)))
+            for value in node.outputs:
+                labels.add(value, _without_dims(node, labels.tie(layer, dims)))
 
 
 def _added(node: Node) -> Iterable[Statistic]:
-    dims = _reduced(node)
-    return [Statistic(node.inputs[0], dims[0])] if len(dims) == 1 else []
+    return [Statistic(node.inputs[0], dim) for dim in _reduced(node)]
 
 
 def _ignores_zeros(node: Node) -> bool:
@@ -75,11 +77,39 @@ def _measured(node: Node) -> Iterable[Statistic]:
     return _added(node) if _ignores_zeros(node) else []
 
 
-def _divisor(node: Node, kept: Any, shapes: Shapes) -> Iterable[Demand]:
-    """Keep dividing a mean by the original number of entries."""
+def _counted(name: str, node: Node, kept: Any, shapes: Shapes) -> Iterable[Demand]:
+    """Keep counting the original number of entries."""
+    written: Any = node.args.get("dim")
+    dims = [written] if isinstance(written, int) else [*(written or ())]
     for span in _added(node):
         size = span.input.shape[span.dim]
-        yield Demand(DIVISOR, size, size, ShapeOf(span.input, span.dim))
+        place = next((d + (d >= 0) for d in dims if d % span.input.ndim == span.dim), span.dim + 1)
+        yield Demand((name, place * (len(dims) != 1)), size, size, ShapeOf(span.input, span.dim))
+
+
+def _centre(node: Node, graph: Graph) -> Iterable[Statistic]:
+    """Yield the channels of x where a node is the mean of squares of ``x - u``."""
+    dims, difference = _reduced(node), _squared(_producer(node.inputs[0], graph))
+    subtraction = None if difference is None else _producer(difference, graph)
+    if subtraction is None or subtraction.op != "sub" or subtraction.args["alpha"] != 1:
+        return
+    x, subtrahend = subtraction.args["self"], subtraction.args["other"]
+    if isinstance(subtrahend, Value) and subtrahend.ndim == x.ndim and x.shape == node.inputs[0].shape:
+        if all(subtrahend.shape[dim] == 1 for dim in dims):
+            yield from (Statistic(x, dim) for dim in dims)
+
+
+def _producer(value: Value, graph: Graph) -> Node | None:
+    return None if value.producer is None else graph.nodes[value.producer]
+
+
+def _squared(node: Node | None) -> Value | None:
+    """Return the value of which a node computes the square; None if it computes something else."""
+    if node is None:
+        return None
+    is_square = node.op == "square" or node.op == "pow" and node.args.get("exponent") == 2
+    is_product = node.op == "mul" and len(node.inputs) == 2 and node.inputs[0] is node.inputs[1]
+    return node.inputs[0] if is_square or is_product else None
 
 
 def _reduce_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
@@ -176,8 +206,9 @@ RULES = [
         _reduce_constants,
         _reduce_used,
         elementwise=1,
-        demands=_divisor,
+        demands=functools.partial(_counted, DIVISOR),
         only_zeros=_added,
+        rare=Rare(centre=_centre),
         samples=_mean_samples,
     ),
     Rule(
@@ -200,10 +231,12 @@ RULES = [
     ),
     Rule(
         ("std", "std_mean", "var", "var_mean"),
-        _reduce_labels,
+        _add_labels,
         _zeros_add_nothing,
         _reduce_used,
         elementwise=1,
+        demands=functools.partial(_counted, SPREAD),
+        only_zeros=_added,
         samples=_spread_samples,
     ),
     Rule(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from engine.removal.followed import followed
 from engine.removal.propagate import Structure
 from engine.removal.shrink import Shrunk
 from engine.rule import Demand, Shapes
-from engine.surgery.edits import Pin
+from engine.surgery.edits import CENTRED, Pin
 from engine.surgery.kinds.pins import is_pinned, pin_of
 
 __all__ = ["Settled", "Unmet", "asked_numbers", "one_number", "settle"]
@@ -302,8 +302,12 @@ def _pin(shrunk: Shrunk, checked: _Checked) -> Pin | None:
 
 def _demands(node: Node, shrunk: Shrunk) -> Iterator[Demand]:
     """The rule's demands, and that a factor computed from sizes (``head_dim ** -0.5``) does not change."""
+    rule = shrunk.structure.rules.of(node)
     with rule_errors(node):
-        asked = list(shrunk.structure.rules.of(node).demands(node, shrunk.indices, shrunk.shape))
+        asked = list(rule.demands(node, shrunk.indices, shrunk.shape))
+    is_centred = any(True for _ in rule.rare.centre(node, shrunk.structure.graph))
+    if is_centred:
+        asked = [replace(demand, argument=(CENTRED, demand.argument[1])) for demand in asked]
     yield from asked
     for name, position in node.sizes.keys() - {demand.argument for demand in asked}:
         number = node.args[name]

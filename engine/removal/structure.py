@@ -71,7 +71,11 @@ def _structure(graph: Graph, rules: Registry) -> Structure:
 def readers_of_zeros(structure: Structure) -> Iterator[tuple[Node, Statistic, Tensor]]:
     """Yield the nodes that can lose zero channels only, with what they read and its slots."""
     for node in structure.graph.nodes:
-        for span in () if structure.graph.unread(node) else structure.rules.of(node).only_zeros(node):
+        rule = structure.rules.of(node)
+        spans = (
+            () if structure.graph.unread(node) else [*rule.rare.centre(node, structure.graph)] or rule.only_zeros(node)
+        )
+        for span in spans:
             slots = structure.along(span.input, span.dim)
             if slots is not None:
                 yield node, span, slots

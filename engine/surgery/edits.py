@@ -7,7 +7,6 @@ argument is replaced by its new number, in the syntax tree of the function that 
 from __future__ import annotations
 
 import ast
-import copy
 import functools
 import hashlib
 import math
@@ -21,18 +20,42 @@ from engine.errors import PlanError
 from engine.source.function_text import keep_text, source_of
 from engine.source.sites import Site
 from engine.surgery.classes import compiled, legible, namespace
+from engine.surgery.moments import average_squares, divide_total, spread_out
 from engine.surgery.operands import Bounds, Sides, Tail
 
-__all__ = ["DIVISOR", "MEAN", "SCALE", "Pin", "edited", "original", "place_of", "rebuilt", "source_hash"]
+__all__ = [
+    "CENTRED",
+    "DIVISOR",
+    "MEAN",
+    "SCALE",
+    "SPREAD",
+    "STATISTICS",
+    "Pin",
+    "edited",
+    "original",
+    "place_of",
+    "rebuilt",
+    "source_hash",
+]
 
 # Where the sizes stand in the call, without the tensor: the position of the first, or of the tuple that holds them.
 _SIZES_AT = {"view": 0, "reshape": 0, "expand": 0, "unflatten": 1, "split": 0, "mul": 0, "div": 0}
 
-DIVISOR = ("divisor", 0)
-"""The demand for what a mean divides by, which is not an argument."""
+DIVISOR = "divisor"
+"""The demand for the number of channels over which a mean runs, which is not an argument.
+
+Its position is 0 if the channels are all that the mean reduces, and otherwise their dimension, plus one where that is
+not negative.
+"""
+CENTRED = "centred"
+"""The same for a mean of squares behind a subtraction of what is the same for all channels."""
+SPREAD = "spread"
+"""The same for a variance or a standard deviation."""
 SCALE = ("scale", 0)
 """The demand for what attention multiplies its scores by, which is an argument that most leave out."""
 MEAN, _SCALE, _PART = "mean", "scale", "Subscript"
+STATISTICS = frozenset({MEAN, CENTRED, SPREAD})
+"""The operators whose value is the number of channels that a statistic spans."""
 
 Place = ast.Call | ast.BinOp | ast.Subscript
 """Where a number stands: a call, an operator, the bounds of a slice."""
@@ -41,7 +64,7 @@ _BOUNDS = ("start", "end")
 
 # Operators between a tensor and a number, by the torch function that carries them out.
 _OPERATORS = {"mul": "Mult", "div": "Div", "__rdiv__": "Div"}
-_KINDS = ("", MEAN, _SCALE, _PART, *_OPERATORS.values())
+_KINDS = ("", *STATISTICS, _SCALE, _PART, *_OPERATORS.values())
 
 
 @dataclass(frozen=True)
@@ -55,8 +78,10 @@ class Pin:
         source: hash of the function's source, so that a plan is only applied to the code it was made for.
         line, column: end of the call, relative to the function's first line.
         operator: name of the operator's syntax node; empty for a call; ``mean`` for a call whose result is divided;
-            ``scale`` for a call that is given a scale by its name; ``Subscript`` for a slice.
-        position: which size argument of a call, which side of an operator, or which bound of a slice.
+            ``centred`` and ``spread`` for other statistics that span removed channels; ``scale`` for a call that is
+            given a scale by its name; ``Subscript`` for a slice.
+        position: which size argument of a call, which side of an operator, or which bound of a slice; of a statistic,
+            as `DIVISOR` has it.
         value: what it becomes.
     """
 
@@ -93,8 +118,9 @@ def place_of(site: Site, argument: tuple[str, int], op: str) -> tuple[str, int] 
         argument: name and position of the number.
         op: name of the op that it led to.
     """
-    if argument == DIVISOR:
-        return (MEAN, 0) if site.function == "mean" else None
+    name, position = argument
+    if name in (DIVISOR, CENTRED, SPREAD) and site.function == op:
+        return MEAN if name == DIVISOR else name, position
     if argument == SCALE and site.function == op:
         return _SCALE, 0
     if site.function == "__getitem__" and argument[0] in _BOUNDS:
@@ -146,9 +172,29 @@ def edited(function: FunctionType, pins: Iterable[Pin], count: int = 0) -> ast.M
         call = places.get((kind, pin.line + 1, pin.column - parsed[1]))
         if call is None or count and not _one_by_one(call, count):
             return None
-        if not _ON_CALLS.get(pin.operator, _set)(call, pin):
+        if pin.operator in _ON_CALLS:
+            changed = (
+                _ON_CALLS[pin.operator](tree.body[0], call, pin.value, pin.position)
+                if isinstance(call, ast.Call)
+                else None
+            )
+            if changed is None:
+                return None
+            _replace(tree, call, changed)
+        elif not _set(call, pin):
             return None
     return ast.fix_missing_locations(tree)
+
+
+def _replace(tree: ast.AST, old: ast.expr, new: ast.expr) -> None:
+    """Put an expression in the place of another one, which it may contain."""
+    ast.copy_location(new, old)
+    for node in list(ast.walk(tree)):
+        for name, value in ast.iter_fields(node):
+            if value is old:
+                setattr(node, name, new)
+            elif isinstance(value, list):
+                value[:] = [new if item is old else item for item in value]
 
 
 def _one_by_one(call: Place, count: int) -> bool:
@@ -170,27 +216,21 @@ def _set(call: Place, pin: Pin) -> bool:
     return True
 
 
-def _divide(call: Place, pin: Pin) -> bool:
-    """Turn ``x.mean(…)`` into ``x.sum(…).div(value)``; return whether that was possible."""
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != "mean":
-        return False
-    total = copy.copy(call)
-    total.func = ast.copy_location(ast.Attribute(call.func.value, "sum", ast.Load()), call.func)
-    call.func = ast.copy_location(ast.Attribute(total, "div", ast.Load()), call)
-    call.args, call.keywords = [ast.copy_location(ast.Constant(pin.value), call)], []
-    return True
-
-
-def _rescale(call: Place, pin: Pin) -> bool:
-    """Give a call of attention its scale by name; return whether that was possible."""
-    if not isinstance(call, ast.Call) or any(keyword.arg is None for keyword in call.keywords) or len(call.args) > 6:
-        return False
+def _rescale(function: ast.FunctionDef, call: ast.Call, scale: float, place: int) -> ast.expr | None:
+    """Give a call of attention its scale by name; return None if that is not possible."""
+    if any(keyword.arg is None for keyword in call.keywords) or len(call.args) > 6:
+        return None
     others = [keyword for keyword in call.keywords if keyword.arg != "scale"]
-    call.keywords = [*others, ast.copy_location(ast.keyword("scale", ast.Constant(pin.value)), call)]
-    return True
+    call.keywords = [*others, ast.copy_location(ast.keyword("scale", ast.Constant(scale)), call)]
+    return call
 
 
-_ON_CALLS: Mapping[str, Callable[[Place, Pin], bool]] = {MEAN: _divide, _SCALE: _rescale}
+_ON_CALLS: Mapping[str, Callable[[ast.FunctionDef, ast.Call, float, int], ast.expr | None]] = {
+    MEAN: divide_total,
+    CENTRED: average_squares,
+    SPREAD: spread_out,
+    _SCALE: _rescale,
+}
 
 
 def _kind(node: Place) -> str:

@@ -19,7 +19,7 @@ from engine.errors import PlanError
 from engine.program.graph import Node
 from engine.source.sites import Site
 from engine.surgery.classes import derived
-from engine.surgery.edits import DIVISOR, MEAN, Pin, edited, original, place_of, rebuilt, source_hash
+from engine.surgery.edits import MEAN, STATISTICS, Pin, edited, original, place_of, rebuilt, source_hash
 from engine.surgery.exchange import Change, Decision, Exchange
 from engine.surgery.spans import Spanning
 
@@ -87,7 +87,7 @@ def pin_of(node: Node, argument: tuple[str, int], value: int | float, owner: typ
         return None
     place = place_of(site, argument, node.op)
     pin = None if place is None else _template(site, *place, owner)  # type: ignore[arg-type]
-    if pin is None and argument != DIVISOR and site.function == node.op.removesuffix("_with_sizes"):
+    if pin is None and argument[0] in node.args and site.function == node.op.removesuffix("_with_sizes"):
         sizes = node.args.get(argument[0])
         pin = _template(site, "", argument[1], owner, len(sizes) if isinstance(sizes, Sequence) else 0)  # type: ignore[arg-type]
     return None if pin is None else replace(pin, module=node.module, value=value)
@@ -173,7 +173,7 @@ def _made_class(cls: Hashable, pins: tuple[Pin, ...]) -> type[nn.Module]:
     for pin in pins:
         methods.setdefault(pin.method, []).append(pin)
     members: dict[str, Any] = {name: _rebuilt_method(cls, name, group) for name, group in methods.items()}
-    spans = tuple(sorted({pin.value for pin in pins if pin.operator == MEAN}))
+    spans = tuple(sorted({pin.value for pin in pins if pin.operator in STATISTICS}))
     own = {"_pinned": (cls, pins), "_spans": spans}
     return derived(cls, {**members, **own}, pinned_class, pins, beside=Spanning if spans else None)
 

@@ -56,5 +56,6 @@ def test_what_has_nothing_to_do_with_sizes() -> None:
     assert _sizes(x * layer.scale) == []
     assert _sizes(x * layer.eps) == []
     assert _sizes(x * (2 * width)) == []
+    assert _sizes(x * len(x.shape)) == _sizes(x * list(range(1, len(x.size())))[0]) == []
     assert _sizes(x * sum(x.shape[:1])) == _sizes(x * max(2, x.shape[1])) == _sizes(x * (x.shape[1] // 2)) == []
     assert _sizes(x.view(2, 8) * layer.scale) == []

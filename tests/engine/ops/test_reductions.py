@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 import engine
 from engine.surgery.kinds.pins import Pinned
-from tests.engine.exactness import check_exact, randomised
+from tests.engine.exactness import check_exact, masked, randomised
 from tests.engine.nets import Net, dead, image
+from tests.engine.norms_by_hand import NORMS, Normalised
 from tests.engine.ops.brute import check_constants, check_labels
 
 
@@ -23,10 +24,9 @@ def test_a_sum_over_positions_gives_a_profile() -> None:
     check_labels(lambda x: x.sum((2, 3), keepdim=True), classes=8)
 
 
-def test_reductions_over_channels_freeze_them() -> None:
-    """A mean over channels and positions divides by their number; the largest of channels may be one that goes."""
-    check_labels(lambda x: x.mean(), classes=0)
-    check_labels(lambda x: x.mean((1, 2)), classes=0)
+def test_extremes_of_channels_freeze_them() -> None:
+    """The largest of channels may be one that goes."""
+    check_labels(lambda x: x.amax(1), classes=0)
     check_labels(lambda x: x.amax((1, 2)), classes=0)
 
 
@@ -90,6 +90,64 @@ def test_a_layer_norm_by_hand_freezes() -> None:
     model = randomised(Net(forward, stem=nn.Conv2d(3, 8, 1), head=nn.Linear(8, 2)))
     group = engine.dependency_groups(model, image())[0]
     assert group.reason is not None and "not zero there" in group.reason
+
+
+def halved(model: nn.Module) -> dict[str, dict[str, Tensor]]:
+    """Masks of half of the stream and of the neurons, that of the norms included."""
+    groups = engine.dependency_groups(model, image())
+    assert [group.reason for group in groups[:-1]] == [None, None], groups
+    stream = {name: keep for name, keep in (("stem", [0, 1, 5]), ("branch.2", [0, 1, 5]), ("branch.0", [2, 4]))}
+    masks = dead(model, stream, bias=True)
+    scales = {name: torch.isin(torch.arange(8), torch.tensor([0, 1, 5])).logical_not() for name in ("first", "last")}
+    for name, keep in scales.items():
+        masks[name] = {kind: keep[:, None, None] for kind in dict(model.get_submodule(name).named_parameters())}
+    return masks
+
+
+@pytest.mark.parametrize("norm", NORMS, ids=lambda norm: norm.__name__)
+def test_norms_by_hand(norm: type[nn.Module]) -> None:
+    """Behind ``x - x.mean(1)`` nothing is zero any more, but scales of zero follow; twice in a row."""
+    model = randomised(Normalised(norm))
+    masks = halved(model)
+    plan = check_exact(model, masks, image(), image(9, batch=3))
+    assert plan.slices["stem.weight"].shape[0] == 5 and plan.slices["branch.0.weight"].shape[0] == 4
+    small = plan.apply(copy.deepcopy(model))
+    gone = {"stem": [3], "branch.2": [3]}
+    masks = dead(small, gone, bias=True)
+    for name in ("first", "last"):
+        keep = torch.arange(5)[:, None, None] != 3
+        masks[name] = {kind: keep for kind in dict(small.get_submodule(name).named_parameters())}
+    again = check_exact(small, masks, image(), image(7))
+    assert again.slices["stem.weight"].shape[0] == 4
+
+
+def test_norms_by_hand_whose_scales_stay() -> None:
+    """What a norm returns for a masked channel is read, unless the norm's scale is masked too."""
+    model = randomised(Normalised(NORMS[0]))
+    plan = check_exact(model, dead(model, {"stem": [0, 1], "branch.2": [0, 1]}, bias=True), image(), image(9))
+    assert "stem.weight" not in plan.slices
+
+
+@pytest.mark.parametrize("norm", NORMS, ids=lambda norm: norm.__name__)
+def test_norms_by_hand_in_single_precision(norm: type[nn.Module]) -> None:
+    """Where the mean is large, one removed channel leaves more than the subtraction cancels."""
+    model = randomised(Normalised(norm), dtype=torch.float32)
+    masks = dead(model, {"stem": [0], "branch.2": [0]}, bias=True)
+    for name in ("first", "last"):
+        keep = torch.arange(8)[:, None, None] != 0
+        masks[name] = {kind: keep for kind in dict(model.get_submodule(name).named_parameters())}
+    with torch.no_grad():
+        model.stem.bias += 30
+        batches = [
+            torch.randn(shape, generator=torch.Generator().manual_seed(1)) for shape in ((2, 3, 6, 6), (3, 3, 9, 9))
+        ]
+        plan = engine.ModelSpeedup(model, batches[0], masks).plan
+        small = plan.apply(copy.deepcopy(model))
+        exact = masked(model, masks).double()
+        for batch in batches:
+            expected = exact(batch.double())
+            error = (small(batch) - expected).abs().max() / expected.abs().max()
+            assert len(small.stem.weight) == 7 and error < 1e-5
 
 
 def test_reductions_drop_their_dimensions() -> None:
