@@ -92,15 +92,13 @@ def test_a_layer_norm_by_hand_freezes() -> None:
     assert group.reason is not None and "not zero there" in group.reason
 
 
-def halved(model: nn.Module) -> dict[str, dict[str, Tensor]]:
-    """Masks of half of the stream and of the neurons, that of the norms included."""
-    groups = engine.dependency_groups(model, image())
-    assert [group.reason for group in groups[:-1]] == [None, None], groups
-    stream = {name: keep for name, keep in (("stem", [0, 1, 5]), ("branch.2", [0, 1, 5]), ("branch.0", [2, 4]))}
-    masks = dead(model, stream, bias=True)
-    scales = {name: torch.isin(torch.arange(8), torch.tensor([0, 1, 5])).logical_not() for name in ("first", "last")}
-    for name, keep in scales.items():
-        masks[name] = {kind: keep[:, None, None] for kind in dict(model.get_submodule(name).named_parameters())}
+def without(model: nn.Module, stream: list[int], neurons: list[int]) -> dict[str, dict[str, Tensor]]:
+    """Masks of channels of the stream, in the norms too, and of neurons."""
+    masks = dead(model, {"stem": stream, "branch.2": stream, "branch.0": neurons}, bias=True)
+    for name in ("first", "last"):
+        parameters = dict(model.get_submodule(name).named_parameters())
+        keep = torch.ones_like(parameters["weight"]).index_fill(0, torch.tensor(stream), 0)
+        masks[name] = dict.fromkeys(parameters, keep)
     return masks
 
 
@@ -108,16 +106,11 @@ def halved(model: nn.Module) -> dict[str, dict[str, Tensor]]:
 def test_norms_by_hand(norm: type[nn.Module]) -> None:
     """Behind ``x - x.mean(1)`` nothing is zero any more, but scales of zero follow; twice in a row."""
     model = randomised(Normalised(norm))
-    masks = halved(model)
-    plan = check_exact(model, masks, image(), image(9, batch=3))
+    assert [group.reason for group in engine.dependency_groups(model, image())[:-1]] == [None, None]
+    plan = check_exact(model, without(model, [0, 1, 5], [2, 4]), image(), image(9, batch=3))
     assert plan.slices["stem.weight"].shape[0] == 5 and plan.slices["branch.0.weight"].shape[0] == 4
     small = plan.apply(copy.deepcopy(model))
-    gone = {"stem": [3], "branch.2": [3]}
-    masks = dead(small, gone, bias=True)
-    for name in ("first", "last"):
-        keep = torch.arange(5)[:, None, None] != 3
-        masks[name] = {kind: keep for kind in dict(small.get_submodule(name).named_parameters())}
-    again = check_exact(small, masks, image(), image(7))
+    again = check_exact(small, without(small, [3], [0]), image(), image(7))
     assert again.slices["stem.weight"].shape[0] == 4
 
 
@@ -132,10 +125,7 @@ def test_norms_by_hand_whose_scales_stay() -> None:
 def test_norms_by_hand_in_single_precision(norm: type[nn.Module]) -> None:
     """Where the mean is large, one removed channel leaves more than the subtraction cancels."""
     model = randomised(Normalised(norm), dtype=torch.float32)
-    masks = dead(model, {"stem": [0], "branch.2": [0]}, bias=True)
-    for name in ("first", "last"):
-        keep = torch.arange(8)[:, None, None] != 0
-        masks[name] = {kind: keep for kind in dict(model.get_submodule(name).named_parameters())}
+    masks = without(model, [0], [1])
     with torch.no_grad():
         model.stem.bias += 30
         batches = [
