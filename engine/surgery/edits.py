@@ -173,11 +173,9 @@ def edited(function: FunctionType, pins: Iterable[Pin], count: int = 0) -> ast.M
         if call is None or count and not _one_by_one(call, count):
             return None
         if pin.operator in _ON_CALLS:
-            changed = (
-                _ON_CALLS[pin.operator](tree.body[0], call, pin.value, pin.position)
-                if isinstance(call, ast.Call)
-                else None
-            )
+            del places[kind, pin.line + 1, pin.column - parsed[1]]  # what takes its place is not changed again
+            assert isinstance(call, ast.Call)
+            changed = _ON_CALLS[pin.operator](tree.body[0], call, pin.value, pin.position)
             if changed is None:
                 return None
             _replace(tree, call, changed)
