@@ -37,6 +37,9 @@ _LOST = frozenset(
 _READS = _LOST | frozenset("nelement numel shape size __len__".split())
 """What returns its sizes, or such numbers."""
 
+_WITHOUT_TENSORS = frozenset("can_cast is_complex is_conj is_floating_point is_neg is_same_size is_tensor".split())
+"""Functions of torch that return no tensor, beside those."""
+
 _DROPPING = frozenset("bytes complex divmod float format int pow str".split())
 """Functions of Python that return plain numbers, or texts of them."""
 
@@ -117,6 +120,8 @@ class _Search:
         read = _dimensions(expr, frame)
         if read is not None:
             yield from [read] if lost else []
+        elif isinstance(expr, ast.BinOp) and _is_tensor(expr, frame):  # the numbers in it were looked at by themselves
+            return
         elif isinstance(expr, ast.Name):
             yield from self._variable(expr.id, frame, lost)
         elif isinstance(expr, ast.Call):
@@ -273,8 +278,11 @@ def _is_tensor(expr: ast.AST, frame: FrameType) -> bool:
     function = _held(expr.func, frame)
     if isinstance(function, nn.Module) or getattr(function, "__module__", None) == "torch.nn.functional":
         return True
-    is_method = isinstance(expr.func, ast.Attribute) and expr.func.attr not in _READS
-    return is_method and _is_tensor(expr.func.value, frame)  # type: ignore[attr-defined]
+    if not isinstance(expr.func, ast.Attribute) or expr.func.attr in _READS:
+        return False
+    is_of_torch = _held(expr.func.value, frame) is torch and expr.func.attr not in _WITHOUT_TENSORS
+    operands = expr.args if is_of_torch else [expr.func.value]
+    return any(_is_tensor(operand, frame) for operand in operands)
 
 
 def _held(expr: ast.AST, frame: FrameType) -> Any:

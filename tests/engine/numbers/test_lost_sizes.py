@@ -28,6 +28,8 @@ class _Recorder(Tensor):
         self.lost = sorted(map(int, lost_sizes([other], sys._getframe(1), lambda x, sizes: SIZES)))
         return self
 
+    __rmul__ = __mul__
+
 
 def _sizes(product: _Recorder) -> list[int]:
     return product.lost
@@ -56,6 +58,7 @@ def test_what_has_nothing_to_do_with_sizes() -> None:
     assert _sizes(x * layer.scale) == []
     assert _sizes(x * layer.eps) == []
     assert _sizes(x * (2 * width)) == []
+    assert _sizes(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))) == []  # GPT-2's activation
     assert _sizes(x * len(x.shape)) == _sizes(x * list(range(1, len(x.size())))[0]) == []
     assert _sizes(x * sum(x.shape[:1])) == _sizes(x * max(2, x.shape[1])) == _sizes(x * (x.shape[1] // 2)) == []
     assert _sizes(x.view(2, 8) * layer.scale) == []
