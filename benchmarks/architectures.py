@@ -173,8 +173,11 @@ class Scored(nn.Module):
 
 def headed(body: nn.Module, inputs: Inputs) -> nn.Module:
     """Return a model that returns what a task reads: a head's outputs or scores; else the model itself."""
-    with torch.no_grad():
-        out = body(**inputs)
+    try:
+        with torch.no_grad():
+            out = body(**inputs)
+    except Exception as error:  # by itself, before the engine has seen it
+        raise NotRun(f"{type(error).__name__}: {error}") from error
     if isinstance(getattr(out, "logits_per_image", None), Tensor):
         return Scored(body)
     hidden = getattr(out, "last_hidden_state", None)
@@ -248,10 +251,11 @@ def check(kind: str) -> dict[str, Any]:
     torch.set_default_dtype(torch.float64)
     try:
         body, one, two = prepared(kind)
+        model = headed(body, one)
     except NotRun as error:
         return {"not run": re.sub(r"\s+", " ", str(error).removeprefix("NotRun: "))[:200]}
     names = sorted(one.keys() - {"use_cache"})
-    return {"model": type(body).__name__, "inputs": names} | compacted(headed(body, one), one, two, outputs)
+    return {"model": type(body).__name__, "inputs": names} | compacted(model, one, two, outputs)
 
 
 # ---------------------------------------------------------------- all of them

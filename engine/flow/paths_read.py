@@ -20,7 +20,7 @@ from engine.program.expressions import ShapeOf, leaves
 from engine.source.sites import is_library
 from engine.source.syntax import parents_of
 
-__all__ = ["NumberRead", "PartsRead", "parts_read", "state_read"]
+__all__ = ["NumberRead", "PartsRead", "parts_read", "picks_by_literals", "state_read"]
 
 _MISSING, _UNCLEAR = object(), object()
 _NOTHING = (nn.Module, str, int, float, type(None))
@@ -76,6 +76,24 @@ def parts_read(thing: Any, name: str, branch: Branch, variables: Mapping[str, An
     except _UnclearError:
         return thing
     return PartsRead([part for part in parts if part is not _MISSING])
+
+
+def picks_by_literals(branch: Branch, name: str) -> bool:
+    """Whether a branch reads items of a variable by literal indices alone, such as ``outputs[1]``."""
+    steps = [_first_step(path) for path in _paths(branch).get(name) or ()]
+    return bool(steps) and all(isinstance(step, ast.Subscript) and _is_literal(step.slice) for step in steps)
+
+
+def _first_step(path: ast.expr) -> ast.expr:
+    """Return what a path reads of its variable."""
+    while isinstance(path, (ast.Attribute, ast.Subscript)) and not isinstance(path.value, ast.Name):
+        path = path.value
+    return path
+
+
+def _is_literal(index: ast.expr) -> bool:
+    index = index.operand if isinstance(index, ast.UnaryOp) else index
+    return isinstance(index, ast.Constant) and type(index.value) is int
 
 
 def state_read(branch: Branch, variables: Mapping[str, Any], space: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from engine.flow.branches import RESULT, Branch, FunctionBranches
 from engine.flow.conditions import ALWAYS_FALSE
 from engine.flow.control_flow import controls, tests_in
-from engine.flow.paths_read import PartsRead, parts_read, state_read
+from engine.flow.paths_read import PartsRead, parts_read, picks_by_literals, state_read
 from engine.flow.reaching import definitions_before, is_never_none
 from engine.limits import MOST_VALUES
 from engine.source.anonymous import is_anonymous
@@ -221,7 +221,8 @@ class Rounds:
                     self._note(current.notes, text, held)
                 for name in branch.relevant_names:
                     held = variables.get(name)
-                    held = held if isinstance(held, _PLAIN) else parts_read(held, name, branch, variables)
+                    is_plain = isinstance(held, _PLAIN) and not (type(held) is tuple and picks_by_literals(branch, name))
+                    held = held if is_plain else parts_read(held, name, branch, variables)
                     self._note_variable(current.notes, variables, name, held)
 
     def leave(self, frame: FrameType, branch: Branch) -> None:

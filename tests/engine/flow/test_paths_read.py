@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from engine.flow.branches import Branch
-from engine.flow.paths_read import NumberRead, PartsRead, parts_read, state_read
+from engine.flow.paths_read import NumberRead, PartsRead, parts_read, picks_by_literals, state_read
 from engine.numbers.sizes import Size
 from engine.program.expressions import AttributeOf
 
@@ -142,3 +142,21 @@ def test_sizes_that_are_read() -> None:
         branch = Branch(ast.parse(code).body, None, frozenset())
         state = dict(state_read(branch, {"n": size, "s": size**0.5, "y": _H}, {}))
         assert state.keys() == texts and all(isinstance(number, NumberRead) for number in state.values())
+
+
+@pytest.mark.parametrize(
+    ("code", "picks"),
+    [
+        ("y = out[1]", True),
+        ("y = out[-1].mean() + out[0]", True),
+        ("y = out[i]", False),
+        ("y = out[:2]", False),
+        ("y = out.h", False),
+        ("y = out[0]\nz = out", False),
+        ("out = out[1], 2\ny = out[0]", False),
+        ("y = h", False),
+    ],
+)
+def test_literal_indices(code: str, picks: bool) -> None:
+    """Anything else may be another item, or another tuple, when the branch runs."""
+    assert picks_by_literals(Branch(ast.parse(code).body, None, frozenset()), "out") is picks
