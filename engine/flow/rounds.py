@@ -221,8 +221,9 @@ class Rounds:
                     self._note(current.notes, text, held)
                 for name in branch.relevant_names:
                     held = variables.get(name)
-                    is_plain = isinstance(held, _PLAIN) and not (type(held) is tuple and picks_by_literals(branch, name))
-                    held = held if is_plain else parts_read(held, name, branch, variables)
+                    is_picked = type(held) is tuple and picks_by_literals(branch, name)
+                    is_whole = isinstance(held, _PLAIN) and not is_picked
+                    held = held if is_whole else parts_read(held, name, branch, variables)
                     self._note_variable(current.notes, variables, name, held)
 
     def leave(self, frame: FrameType, branch: Branch) -> None:

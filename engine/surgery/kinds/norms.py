@@ -23,6 +23,7 @@ from engine.errors import PlanError
 from engine.program.stored import distinct_modules, modules_of
 from engine.surgery.classes import derived, moved
 from engine.surgery.exchange import Change, Decision, Exchange
+from engine.surgery.full_width import FullGroups, FullWidth, modules_with, norms_over
 from engine.surgery.spans import Spanning
 
 __all__ = [
@@ -38,128 +39,6 @@ __all__ = [
 
 
 _NORMS = (F.group_norm, F.layer_norm, F.rms_norm)
-
-
-class FullWidth(tuple[int, ...]):
-    """``normalized_shape`` of a norm that lost channels: the remaining sizes, and the full width of the statistics."""
-
-    size: int
-    fill: Tensor | None
-
-    @classmethod
-    def of(cls, kept: int, size: int, fill: Tensor | None) -> FullWidth:
-        """Return the shape ``(kept,)`` of a norm over ``size`` channels."""
-        self = cls((kept,))
-        self.size, self.fill = size, fill
-        return self
-
-
-class FullGroups(int):
-    """``num_groups`` of a group norm that lost constant channels."""
-
-    fill: Tensor
-
-    @classmethod
-    def of(cls, groups: int, fill: Tensor) -> FullGroups:
-        """Return the number of groups, with the constants of the removed channels, group by group."""
-        self = cls(groups)
-        self.fill = fill
-        return self
-
-
-def _laid_out(out: Tensor, like: Tensor) -> Tensor:
-    """Return a part of a wider tensor in the memory format of a norm's output, on which a ``view`` may depend."""
-    if like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last):
-        return out.contiguous(memory_format=torch.channels_last)
-    if like.dim() == 5 and like.is_contiguous(memory_format=torch.channels_last_3d):
-        return out.contiguous(memory_format=torch.channels_last_3d)
-    return out.contiguous()
-
-
-def _functional(size: int, with_fill: bool) -> ModuleType:
-    """Return `torch.nn.functional` with norms over ``size`` channels, some of which were removed.
-
-    Without constants to fill in, the norms are restricted to what TorchScript supports.
-    """
-
-    norm: Any = ModuleType("norm")  # TorchScript reads numbers from modules, but not from closures
-    norm.size = size
-
-    def layer_norm(
-        input: Tensor,
-        normalized_shape: list[int],
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        eps: float = 1e-5,
-    ) -> Tensor:
-        kept, missing = input.shape[-1], norm.size - input.shape[-1]
-        if weight is not None:
-            weight = F.pad(weight, [0, missing])
-        if bias is not None:
-            bias = F.pad(bias, [0, missing])
-        out = F.layer_norm(F.pad(input, [0, missing]), [norm.size], weight, bias, eps)
-        return out[..., :kept].contiguous()
-
-    def rms_norm(
-        input: Tensor, normalized_shape: list[int], weight: Tensor | None = None, eps: float | None = None
-    ) -> Tensor:
-        kept, missing = input.shape[-1], norm.size - input.shape[-1]
-        if weight is not None:
-            weight = F.pad(weight, [0, missing])
-        return _laid_out(F.rms_norm(F.pad(input, [0, missing]), [norm.size], weight, eps)[..., :kept], input)
-
-    def group_norm(
-        input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
-    ) -> Tensor:
-        kept, missing = input.shape[1] // num_groups, (norm.size - input.shape[1]) // num_groups
-        if weight is not None:
-            weight = F.pad(weight.unflatten(0, [num_groups, kept]), [0, missing]).flatten()
-        if bias is not None:
-            bias = F.pad(bias.unflatten(0, [num_groups, kept]), [0, missing]).flatten()
-        full = F.pad(input.unflatten(1, [num_groups, kept]), [0, 0] * (input.dim() - 2) + [0, missing]).flatten(1, 2)
-        out = F.group_norm(full, num_groups, weight, bias, eps)
-        return _laid_out(out.unflatten(1, [num_groups, kept + missing])[:, :, :kept].flatten(1, 2), input)
-
-    functional = ModuleType(F.__name__)
-    vars(functional).update(vars(F))
-    functional.group_norm = _filled_groups if with_fill else group_norm  # type: ignore[attr-defined]
-    functional.layer_norm = _filling(F.layer_norm) if with_fill else layer_norm  # type: ignore[attr-defined]
-    functional.rms_norm = _filling(F.rms_norm) if with_fill else rms_norm  # type: ignore[attr-defined]
-    return functional
-
-
-def _filling(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a functional norm over the last dimension that fills in constants for its statistics."""
-
-    def wide(x: Tensor, shape: FullWidth, *parameters: Any, **named: Any) -> Tensor:
-        assert shape.fill is not None
-        missing = shape.size - x.shape[-1]
-
-        def padded(item: Any) -> Any:
-            return F.pad(item, (0, missing)) if isinstance(item, Tensor) else item
-
-        full = torch.cat([x, shape.fill.to(x).expand(*x.shape[:-1], missing)], -1)
-        arguments = {name: padded(p) for name, p in named.items()}
-        out = norm(full, (shape.size,), *map(padded, parameters), **arguments)[..., : x.shape[-1]]
-        return out.contiguous() if norm is F.layer_norm else _laid_out(out, x)
-
-    return wide
-
-
-def _filled_groups(
-    x: Tensor, groups: FullGroups, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
-) -> Tensor:
-    """Group norm that fills in constants for its statistics."""
-    fill, positions = groups.fill.view(groups, -1), [1] * (x.ndim - 2)
-    kept, missing = x.shape[1] // groups, fill.shape[1]
-    rest = fill.to(x).view(1, groups, missing, *positions).expand(len(x), -1, -1, *x.shape[2:])
-    full = torch.cat([x.unflatten(1, (groups, kept)), rest], 2).flatten(1, 2)
-
-    def padded(p: Tensor | None) -> Tensor | None:
-        return None if p is None else F.pad(p.view(groups, kept), (0, missing)).flatten()
-
-    out = F.group_norm(full, groups, padded(weight), padded(bias), eps)
-    return _laid_out(out.unflatten(1, (groups, kept + missing))[:, :, :kept].flatten(1, 2), x)
 
 
 def can_narrow(cls: Any) -> bool:
@@ -196,7 +75,9 @@ def _norms_of(forward: FunctionType) -> set[Callable[..., Tensor]]:
     """Return the functional norms that a forward calls, as attributes of their module or by names of their own."""
     names = forward.__code__.co_names
     held = [forward.__globals__.get(name) for name in names]
-    attributes = names if any(value is F for value in held) else ()
+    ways = ((F, ()), (nn, ("functional",)), (torch, ("nn", "functional")))
+    is_reached = any(value is module and {*way} <= {*names} for module, way in ways for value in held)
+    attributes = names if is_reached else ()
     return {norm for norm in _NORMS if norm.__name__ in attributes or any(value is norm for value in held)}
 
 
@@ -209,8 +90,9 @@ def _wide_class(cls: Hashable, size: int, with_fill: bool) -> type[nn.Module]:
         return derived(cls, members, _wide_class, size, with_fill, beside=_wide_class(caller, size, with_fill))  # type: ignore[arg-type]
     forward = cls.forward
     assert isinstance(forward, FunctionType)
-    functional, space = _functional(size, with_fill), forward.__globals__
-    names: dict[str, Any] = {n: functional for n, v in space.items() if v is F}
+    functional, space = norms_over(size, with_fill), forward.__globals__
+    modules = modules_with(functional)
+    names: dict[str, Any] = {n: modules[v] for n, v in space.items() if isinstance(v, ModuleType) and v in modules}
     names |= {n: getattr(functional, norm.__name__) for n, v in space.items() for norm in _NORMS if v is norm}
     wide_forward = moved(forward, f"{forward.__qualname__}_{size}{'_filled' * with_fill}", names)
     members |= {"forward": wide_forward}
@@ -271,7 +153,7 @@ def wide_norms(model: nn.Module) -> dict[str, WideNorm]:
     norms: dict[str, WideNorm] = {}
     for name, size in spans_of(model).items():
         span = getattr(model.get_submodule(name), _attribute(model.get_submodule(name)))
-        norms[name] = WideNorm(_functional(size, getattr(span, "fill", None) is not None), span)
+        norms[name] = WideNorm(norms_over(size, getattr(span, "fill", None) is not None), span)
     return norms
 
 

@@ -15,7 +15,8 @@ from torch.nn.functional import rms_norm
 import engine
 from engine.errors import PlanError
 from engine.surgery.exchange import Change
-from engine.surgery.kinds.norms import FullWidth, NarrowedNorm, can_narrow
+from engine.surgery.full_width import FullWidth
+from engine.surgery.kinds.norms import NarrowedNorm, can_narrow
 from engine.surgery.spans import weights_of
 from tests.engine.attentions import stored, tokens
 from tests.engine.exactness import Masks, check_exact, masked, randomised, relative_error, run
@@ -72,7 +73,25 @@ class Renamed(nn.LayerNorm):
         return over_layers(x, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
+class ThroughNN(nn.LayerNorm):
+    """By way of torch's ``nn``, as transformers' BiT does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the same shape."""
+        return nn.functional.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+class ThroughTorch(nn.LayerNorm):
+    """By the full name."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the same shape."""
+        return torch.nn.functional.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps).clone()
+
+
 NORMS: dict[str, Callable[[], nn.Module]] = {
+    "by way of nn": lambda: ThroughNN(8),
+    "by the full name": lambda: ThroughTorch(8),
     "layer norm": lambda: nn.LayerNorm(8),
     "layer norm, large eps": lambda: nn.LayerNorm(8, eps=0.5),
     "layer norm, no eps": lambda: nn.LayerNorm(8, eps=0.0),
