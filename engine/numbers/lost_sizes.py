@@ -133,7 +133,8 @@ class _Search:
                 yield from self.of(side, frame, lost)
         elif isinstance(expr, ast.BinOp):
             yield from self.of(expr.left, frame, lost)
-            yield from self.of(expr.right, frame, lost or _is_float(expr.left, frame))
+            drops = _is_float(expr.left, frame) and not _is_concatenation(expr, frame)
+            yield from self.of(expr.right, frame, lost or drops)
         elif not isinstance(expr, ast.Compare) and not _is_tensor(expr, frame):  # a comparison is noted by itself
             for part in ast.iter_child_nodes(expr):
                 yield from self.of(part, frame, lost or isinstance(expr, ast.JoinedStr))
@@ -198,6 +199,14 @@ def _is_float(expr: ast.expr, frame: FrameType) -> bool:
     return not isinstance(held, (int, Tensor))
 
 
+def _is_concatenation(expr: ast.expr, frame: FrameType) -> bool:
+    """Whether an expression puts lists or tuples together, whose items stay the same: ``shape[:-1] + (n,)``."""
+    if isinstance(expr, ast.BinOp):
+        sides = (expr.left, expr.right)
+        return isinstance(expr.op, ast.Add) and any(_is_concatenation(side, frame) for side in sides)
+    return isinstance(expr, (ast.List, ast.Tuple)) or isinstance(_held(expr, frame), (list, tuple))
+
+
 def _drops_expressions(function: Any) -> bool:
     """Whether a function may return a number without its expression: it is not written in Python, or its code may."""
     while (inner := getattr(function, "__dict__", {}).get("__wrapped__")) is not None:  # of a decorator, a cache
@@ -218,7 +227,9 @@ def _code_drops_expressions(code: CodeType) -> bool:
 def _is_dropping(node: ast.AST) -> bool:
     """Whether a node drops the expressions of numbers, whatever its variables hold."""
     match node:
-        case ast.BinOp(left=ast.Constant(value=float() | str()) | ast.List() | ast.Tuple()):
+        case ast.BinOp(left=ast.Constant(value=float() | str())):
+            return True
+        case ast.BinOp(left=ast.List() | ast.Tuple(), op=ast.Mult()):
             return True
         case ast.BinOp(left=ast.Attribute(value=ast.Name(id="math")) | ast.BinOp(op=ast.Div())):
             return True

@@ -26,7 +26,7 @@ from engine.observations.surroundings import is_own_op, use_values_around_code, 
 from engine.program.graph import Node, Value
 from engine.program.places import shown_place
 from engine.source.bindings import bindings
-from engine.source.syntax import nodes_of, span_of
+from engine.source.syntax import nodes_of, parents_of, span_of
 from engine.unrecorded.chosen_numbers import assume_other_numbers
 from engine.unrecorded.untaken import UntakenBranch
 
@@ -102,7 +102,7 @@ class _Replacements:
             yield RESULT
 
     def _is_called_elsewhere(self, name: str, branch: UntakenBranch) -> bool:
-        if branch.values_of(name, {}):
+        if branch.values_of(name, {}) or _is_only_compared(name, branch.tree):
             return False
         values = [*branch.branch.values_of(name), *(b.value for b in bindings(branch.tree).get(name, ()))]
         return any(self._may_be_called(value, branch, {name}) for value in values)
@@ -117,6 +117,9 @@ class _Replacements:
             case ast.Attribute():
                 held = branch.attribute(value)
                 return _is_called_object(self._global(value, branch) if held is None else held)
+            case ast.Call(func=ast.Name(id="getattr"), args=[owner, ast.Constant(value=str(name)), *default]):
+                attribute = ast.Attribute(owner, name, ast.Load())
+                return any(self._may_be_called(choice, branch, through) for choice in (attribute, *default))
             case ast.Call(func=ast.Name(id="getattr")):
                 return True
             case ast.Call(func=function):
@@ -201,6 +204,19 @@ class _Replacements:
         reason = f"may go through another layer or function, which the code at {shown_place(place)} chooses"
         use_values_around_code(code, self._runs.modules, self._dataflow, self._assumptions, reason)
         self._assumptions.keeping.add(place)
+
+
+def _is_only_compared(name: str, tree: ast.AST) -> bool:
+    """Whether a function does no more with a variable than to compare it, or to write it into a text.
+
+    Example:
+        >>> tree = ast.parse("def f(a, b):\\n  if a == 1 and b is None: print(f'{a}')\\n  return b")
+        >>> _is_only_compared("a", tree), _is_only_compared("b", tree)
+        (True, False)
+    """
+    parents = parents_of(tree)
+    loads = (node for node in nodes_of(tree, ast.Name) if node.id == name and isinstance(node.ctx, ast.Load))
+    return all(isinstance(parents[load], (ast.Compare, ast.FormattedValue)) for load in loads)
 
 
 def _may_hold_values(call: HeldCall) -> bool:
