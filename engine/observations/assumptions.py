@@ -42,6 +42,9 @@ class Assumptions:
     def use(self, values: Iterable[Value], reason: str, place: str | None = None) -> None:
         """Count values as used; the first reason is kept.
 
+        What is computed from an activation elsewhere may take its place, so its numbers are unknown, and no constant
+        of it is folded. Parameters and buffers that are only read keep theirs.
+
         Args:
             values: the values.
             reason: a verb phrase about a value, for the user.
@@ -51,6 +54,8 @@ class Assumptions:
             self.used.setdefault(value.index, (value, reason))
             if place is not None:
                 self.keeping.add(place)
+            if not value.stored:
+                self.vary([value])
 
     def vary(self, values: Iterable[Value], *, zeros_stay: bool = False) -> None:
         """Assume that the numbers in values may be any others.

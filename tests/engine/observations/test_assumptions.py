@@ -10,10 +10,18 @@ from engine.program.graph import Value
 
 def test_the_first_reason_and_the_weakest_claim_count() -> None:
     """Zeros stay zero only if all assumptions about a value say so."""
-    value, assumptions = Value(3, (2,), torch.float32), Assumptions()
+    value, assumptions = Value(3, (2,), torch.float32, name="weight"), Assumptions()
     for reason in ("first", "second"):
         assumptions.use([value], reason)
     assert assumptions.used == {3: (value, "first")}
     for zeros_stay, expected in ((True, True), (False, False), (True, False)):
         assumptions.vary([value], zeros_stay=zeros_stay)
         assert assumptions.varying == {3: (value, expected)}
+
+
+def test_what_is_used_elsewhere_varies() -> None:
+    """Code that reads an activation may compute another one in its place; parameters that it reads stay the same."""
+    activation, parameter = Value(0, (2,), torch.float32), Value(1, (2,), torch.float32, name="weight")
+    assumptions = Assumptions()
+    assumptions.use([activation, parameter], "is read elsewhere")
+    assert assumptions.varying == {0: (activation, False)}
