@@ -7,7 +7,6 @@ with another value become part of the program.
 
 from __future__ import annotations
 
-import ast
 import copy
 import inspect
 import itertools
@@ -22,16 +21,14 @@ from torch import nn
 
 from engine.alternatives.argument_lengths import containers_of_tensors, longer, shorter
 from engine.alternatives.attributes import choices, other_reals, switches_of
-from engine.flow.argument_flow import passed_arguments
+from engine.flow.argument_flow import are_options, passed_arguments
 from engine.flow.dynamic_calls import module_globals
 from engine.limits import DEEPEST_INPUT, MOST_CALLS, NEIGHBOURS
 from engine.program.graph import Node, Value
 from engine.program.trees import tensors_in
 from engine.source.callees import own_calls
 from engine.source.decorated import signature_of
-from engine.source.function_text import syntax_of
 from engine.source.model_code import code_of, methods_of, words_in
-from engine.source.syntax import nodes_of
 
 __all__ = ["Arguments", "executed_calls"]
 
@@ -105,7 +102,7 @@ class Arguments:
         first = next(tensors_in(self._passed), None)
         for name, value in own.items():
             takes_any = self._signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
-            if takes_any and _are_options(self._model, name):
+            if takes_any and are_options(self._model, name):
                 continue
             is_empty = isinstance(value, (tuple, list)) and not value
             if takes_any and not self._passed.get(name) or is_empty:
@@ -191,27 +188,6 @@ class Arguments:
                 if not new:
                     break
         return [name for name, ran in recorded.items() if name is not None and not ran]
-
-
-def _are_options(model: nn.Module, rest: str) -> bool:
-    """Whether forward only passes ``*rest`` on to functions that name their arguments.
-
-    Then they are not any number of tensors, but options with defaults, which are followed to where they go.
-    """
-    code = code_of(type(model).forward)
-    tree = None if code is None else syntax_of(code)
-    if tree is None:
-        return False
-    unpacked = {a.value for call in nodes_of(tree, ast.Call) for a in call.args if isinstance(a, ast.Starred)}
-    if not unpacked.issuperset(n for n in nodes_of(tree, ast.Name) if n.id == rest):
-        return False
-    receivers = passed_arguments(model, {rest}).by_code
-    return bool(receivers) and not any(_gathers(receiver) in names for receiver, names in receivers.items())
-
-
-def _gathers(code: CodeType) -> str | None:
-    """Return the name of a function's ``*args``."""
-    return code.co_varnames[code.co_argcount + code.co_kwonlyargcount] if code.co_flags & inspect.CO_VARARGS else None
 
 
 def _bound(

@@ -19,8 +19,10 @@ from engine.numbers.sized_places import is_at
 from engine.source.bindings import bindings, path_of
 from engine.source.callees import attribute_of, functions_run_by, inherited, items, parts
 from engine.source.function_text import syntax_of
+from engine.source.model_code import code_of
+from engine.source.syntax import nodes_of
 
-__all__ = ["Choices", "PassedArguments", "Reader", "passed_arguments", "read"]
+__all__ = ["Choices", "PassedArguments", "Reader", "are_options", "passed_arguments", "read"]
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -360,3 +362,24 @@ def _is_constant(value: ast.expr | None) -> bool:
     if isinstance(value, ast.UnaryOp):
         return _is_constant(value.operand)
     return isinstance(value, ast.Constant)
+
+
+def are_options(model: nn.Module, rest: str) -> bool:
+    """Whether forward only passes ``*rest`` on to functions that name their arguments.
+
+    Then they are not any number of tensors, but options with defaults, which are followed to where they go.
+    """
+    code = code_of(type(model).forward)
+    tree = None if code is None else syntax_of(code)
+    if tree is None:
+        return False
+    unpacked = {a.value for call in nodes_of(tree, ast.Call) for a in call.args if isinstance(a, ast.Starred)}
+    if not unpacked.issuperset(n for n in nodes_of(tree, ast.Name) if n.id == rest):
+        return False
+    receivers = passed_arguments(model, {rest}).by_code
+    return bool(receivers) and not any(_gathers(receiver) in names for receiver, names in receivers.items())
+
+
+def _gathers(code: CodeType) -> str | None:
+    """Return the name of a function's ``*args``."""
+    return code.co_varnames[code.co_argcount + code.co_kwonlyargcount] if code.co_flags & inspect.CO_VARARGS else None

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from engine.flow.branches import Branch, FunctionBranches, branches_of
-from engine.flow.omitted_arguments import fallback_variables, holds_either, is_filled
+from engine.flow.omitted_arguments import empty_arguments, fallback_variables, holds_either, is_filled
 from engine.flow.package_lines import PackageLines
 from engine.flow.picked_containers import containers_by_line, note_contents
 from engine.flow.rounds import Rounds, add_new, repeatable
@@ -43,7 +43,7 @@ class FunctionCoverage:
         seen: values of variables, and `RESULT`, where a branch was decided on and did not run, by branch and name.
         calls: maximum number of calls in one run.
         fallbacks: values that replaced arguments which were None, by name of the argument.
-        omitted: arguments that were None.
+        omitted: arguments that were None or empty.
         contents: contents of containers where items are picked from them, by line and variable.
     """
 
@@ -298,7 +298,7 @@ class CoverageTracer:
         pending = coverage.pending()
         repeated = repeatable(function, coverage.calls > 1, coverage.is_method)
         fallbacks = fallback_variables(function, frame.f_locals) if pending or code is self._forward else {}
-        coverage.omitted.update(fallbacks.values())
+        coverage.omitted.update(empty_arguments(function, frame.f_locals))
         containers = containers_by_line(function.tree)
         if not (pending or repeated or fallbacks or containers):
             return counts

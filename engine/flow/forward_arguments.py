@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from engine.flow.argument_flow import Choices, PassedArguments, passed_arguments
+from engine.flow.argument_flow import Choices, PassedArguments, are_options, passed_arguments
 from engine.numbers.sized_places import has_place
 from engine.program.trees import tensors_in
 from engine.source.callees import own_calls
@@ -59,7 +59,7 @@ class ForwardArguments:
             Choices(functions_that_choose(model, lambda code: has_place(code, sized)), sized) if sized else None,
         )
         self.codes = {code_of(type(model).forward), *(call.__code__ for call in calls)}
-        self._omitted = {name for one in bound for name in _omitted(one) if not declared(name)}
+        self._omitted = {name for one in bound for name in _omitted(one, model) if not declared(name)}
         self._omitted_elsewhere = passed_arguments(model, self._omitted) if self._omitted else PassedArguments()
 
     def options_of(self, code: CodeType) -> Collection[str]:
@@ -107,14 +107,18 @@ def _names_and_options(bound: inspect.BoundArguments | None) -> tuple[set[str], 
     return names, names - {name for name, value in bound.arguments.items() if any(True for _ in tensors_in(value))}
 
 
-def _omitted(bound: inspect.BoundArguments | None) -> set[str]:
-    """Return the arguments of forward that are None or empty, in their items as well; ``*args`` are recorded."""
+def _omitted(bound: inspect.BoundArguments | None, model: nn.Module) -> set[str]:
+    """Return the arguments of forward that are None or empty, in their items as well.
+
+    ``*args`` that forward only passes on are options of other functions, where these have defaults.
+    """
     if bound is None:
         return set()
     defaults = inspect.BoundArguments(bound.signature, bound.arguments.copy())
     defaults.apply_defaults()
-    rest = {p.name for p in bound.signature.parameters.values() if p.kind is p.VAR_POSITIONAL}
-    return {name for name, value in defaults.arguments.items() if _is_empty(value)} - rest
+    empty = {name for name, value in defaults.arguments.items() if _is_empty(value)}
+    rest = {p.name for p in bound.signature.parameters.values() if p.kind is p.VAR_POSITIONAL} & empty
+    return empty - {name for name in rest if are_options(model, name)}
 
 
 def _is_empty(value: Any) -> bool:

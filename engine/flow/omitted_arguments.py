@@ -13,11 +13,15 @@ from engine.flow.branches import FunctionBranches
 from engine.flow.effects import names_read
 from engine.source.bindings import bindings
 from engine.source.instructions import arguments_of
+from engine.source.syntax import nodes_of, span_of
 
-__all__ = ["ends_of_numeric_fallbacks", "fallback_variables", "holds_either", "is_filled"]
+__all__ = ["empty_arguments", "ends_of_numeric_fallbacks", "fallback_variables", "holds_either", "is_filled"]
 
 _CHOICES = (ast.IfExp, ast.BoolOp)
 _OPERATIONS = (ast.BinOp, ast.Call, ast.AugAssign, ast.UnaryOp, ast.Compare)
+_DESCRIPTIONS = frozenset(
+    "device dim dtype hasattr is_floating_point isinstance len ndim numel shape size type".split()
+)
 
 
 def fallback_variables(function: FunctionBranches, variables: Mapping[str, Any]) -> dict[str, str]:
@@ -41,6 +45,16 @@ def fallback_variables(function: FunctionBranches, variables: Mapping[str, Any])
         if target not in arguments:
             result.update((target, name) for name in omitted if name in read)
     return result
+
+
+def empty_arguments(function: FunctionBranches, variables: Mapping[str, Any]) -> set[str]:
+    """Return the arguments that are None, or hold nothing: code may put a number in the place of their items.
+
+    Args:
+        function, variables: as for `fallback_variables`.
+    """
+    held = ((name, variables.get(name, function)) for name in arguments_of(function.code))
+    return {name for name, value in held if value is None or type(value) in (tuple, list) and not value}
 
 
 @functools.cache
@@ -71,32 +85,109 @@ def holds_either(tree: ast.AST, variable: str, argument: str) -> bool:
 
 
 @functools.cache
-def ends_of_numeric_fallbacks(tree: ast.AST, omitted: frozenset[str]) -> frozenset[tuple[int, int]]:
+def ends_of_numeric_fallbacks(
+    tree: ast.AST,
+    omitted: frozenset[str],
+    computed: frozenset[Any] = frozenset(),
+) -> Mapping[tuple[int, int], bool]:
     """Return the end positions of the calls and operators that receive a number in place of an argument.
+
+    What code computes of such a number, without an op, is a number in place of the argument as well.
 
     Args:
         tree: syntax of a function.
-        omitted: arguments that may be None.
+        omitted: arguments that may be None, or empty.
+        computed: spans of the calls and operators for which an op was recorded.
+
+    Returns:
+        For each, whether the number is one for certain: what a function returns for such arguments alone may be none.
 
     Example:
-        >>> code = "def f(x, b=None, c=None):\\n  c = c or 1\\n  return x + (0 if b is None else b) + x * c"
-        >>> sorted(ends_of_numeric_fallbacks(ast.parse(code), frozenset("bc")))
-        [(3, 36), (3, 44)]
+        >>> code = "def f(x, b=None, c=None):\\n  c = c or 1\\n"
+        >>> code += "  return x + (0 if b is None else b) + x * (1 + c) + g(b)"
+        >>> tree, ops = ast.parse(code), frozenset({((3, 9), (3, 36)), ((3, 39), (3, 50)), ((3, 9), (3, 50))})
+        >>> ends_of_numeric_fallbacks(tree, frozenset("bc"), ops)
+        {(3, 36): True, (3, 49): True, (3, 50): True, (3, 57): False}
     """
-    choices = {id(n) for n in ast.walk(tree) if isinstance(n, _CHOICES) and _chooses_number(n, omitted)}
-    names = {
-        name
-        for name, values in bindings(tree).items()
-        if any(id(b.value) in choices or (name in omitted and _is_number(b.value)) for b in values)
-    }
-    ends: set[tuple[int, int]] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, _OPERATIONS):
+    numbers = _Numbers(tree, omitted, computed)
+    while numbers.follow():
+        pass
+    return dict(sorted(numbers.ends.items()))
+
+
+class _Numbers:
+    """Expressions and variables that hold a number in place of an argument, each with whether they do for certain.
+
+    Args:
+        tree, omitted, computed: as those of `ends_of_numeric_fallbacks`.
+    """
+
+    def __init__(self, tree: ast.AST, omitted: frozenset[str], computed: frozenset[Any]) -> None:
+        self._operations, self._bindings = nodes_of(tree, *_OPERATIONS), bindings(tree)
+        self._omitted, self._computed, self._carrying = omitted, computed, set(omitted)
+        while more := {name for name in self._bindings if self._carries(name)} - self._carrying:
+            self._carrying |= more
+        self._expressions = {id(n): True for n in nodes_of(tree, *_CHOICES) if _chooses_number(n, omitted)}
+        self._expressions |= {id(n): False for n in nodes_of(tree, ast.Call) if self._passes_nothing_else(n)}
+        self._names: dict[str, bool] = {}
+        self.ends: dict[tuple[int, int], bool] = {}
+
+    def follow(self) -> bool:
+        """Follow the numbers one step further, and return whether that leads to more of them."""
+        before = len(self._expressions), len(self._names), sum(self.ends.values()), len(self.ends)
+        for name, values in self._bindings.items():
+            held = [self._certain(b.value) for b in values if not self._is_computed(b.node)]
+            held += [True] if self._may_be_number(name) else []
+            if any(certain is not None for certain in held):
+                self._names[name] = self._names.get(name, False) or any(held)
+        for node in self._operations:
             parts = [*ast.iter_child_nodes(node), *(k.value for k in getattr(node, "keywords", ()))]
             parts += [node.func.value] if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else []
-            if any(id(p) in choices or (isinstance(p, ast.Name) and p.id in names) for p in parts):
-                ends.add((node.end_lineno or 0, node.end_col_offset or 0))
-    return frozenset(ends)
+            held = [certain for part in parts if (certain := self._certain(part)) is not None]
+            if not held:
+                continue
+            _, end = span_of(node)
+            self.ends[end] = self.ends.get(end, False) or any(held)
+            if not self._is_computed(node) and (not isinstance(node, ast.Call) or self._has_numbers_alone(node)):
+                self._expressions.setdefault(id(node), any(held))
+        return before != (len(self._expressions), len(self._names), sum(self.ends.values()), len(self.ends))
+
+    def _certain(self, part: ast.AST) -> bool | None:
+        """Whether an expression is such a number for certain; None if it is none."""
+        return self._names.get(part.id) if isinstance(part, ast.Name) else self._expressions.get(id(part))
+
+    def _is_computed(self, node: ast.AST) -> bool:
+        return isinstance(node, _OPERATIONS) and span_of(node) in self._computed
+
+    def _may_be_number(self, name: str) -> bool:
+        """Whether a variable is a number by default, and follows from the argument otherwise."""
+        values = [b.value for b in self._bindings[name]]
+        return any(map(_is_number, values)) and (name in self._omitted or name in self._carrying)
+
+    def _carries(self, name: str) -> bool:
+        """Whether a variable may hold such an argument, an item of it, or what is computed of it."""
+        return any(self._reads(b.value) for b in self._bindings[name] if not self._is_computed(b.node))
+
+    def _reads(self, expr: ast.AST) -> bool:
+        """Whether an expression reads such an argument, other than its sizes."""
+        if isinstance(expr, ast.Name):
+            return expr.id in self._carrying
+        if isinstance(expr, ast.Attribute) and expr.attr in _DESCRIPTIONS:
+            return False
+        is_length = isinstance(expr, ast.Call) and isinstance(expr.func, ast.Name) and expr.func.id in _DESCRIPTIONS
+        return not is_length and any(map(self._reads, ast.iter_child_nodes(expr)))
+
+    def _passes_nothing_else(self, call: ast.Call) -> bool:
+        """Whether a call gets such arguments, and nothing else but literals."""
+        names = [part.id for part in call.args if isinstance(part, ast.Name)]
+        literals = sum(isinstance(part, ast.Constant) for part in call.args)
+        is_description = isinstance(call.func, ast.Name) and call.func.id in _DESCRIPTIONS
+        alone = not call.keywords and len(names) + literals == len(call.args) and bool(names)
+        return alone and not is_description and self._omitted.issuperset(names)
+
+    def _has_numbers_alone(self, call: ast.Call) -> bool:
+        parts = [*call.args, *(keyword.value for keyword in call.keywords)]
+        return all(_is_number(part) or self._certain(part) is not None for part in parts)
 
 
 def _chooses_number(choice: ast.AST, omitted: frozenset[str]) -> bool:

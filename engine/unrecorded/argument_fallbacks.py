@@ -9,6 +9,7 @@ from engine.flow.coverage import FunctionCoverage
 from engine.flow.omitted_arguments import ends_of_numeric_fallbacks
 from engine.observations.assumptions import Assumptions
 from engine.observations.dataflow import Dataflow
+from engine.program.graph import Node
 
 __all__ = ["assume_fallbacks_vary"]
 
@@ -46,9 +47,19 @@ def _assume_numbers_vary(
     coverage: FunctionCoverage, names: Collection[str], dataflow: Dataflow, assumptions: Assumptions
 ) -> None:
     """Do the same for the results of ops that receive a number in place of an omitted argument."""
-    ends = ends_of_numeric_fallbacks(coverage.function.tree, frozenset(coverage.omitted.intersection(names)))
-    for node in dataflow.nodes if ends else ():
-        site = node.site
-        if site is not None and site.code is coverage.function.code and site.end in ends:
-            assumptions.use(node.outputs, f"is computed without an argument that other calls may pass, at {site}")
+    omitted, code = frozenset(coverage.omitted.intersection(names)), coverage.function.code
+    nodes = [n for n in dataflow.nodes if n.site is not None and n.site.code is code] if omitted else []
+    computed = frozenset(n.site.span for n in nodes if n.site is not None and n.site.end is not None)
+    ends = ends_of_numeric_fallbacks(coverage.function.tree, omitted, computed)
+    for node in nodes:
+        certain = ends.get(node.site.end) if node.site is not None and node.site.end is not None else None
+        if certain or certain is not None and _has_number_as_tensor(node):
+            assumptions.use(node.outputs, f"is computed without an argument that other calls may pass, at {node.site}")
             assumptions.vary(node.outputs)
+
+
+def _has_number_as_tensor(node: Node) -> bool:
+    """Whether an op got a number where its schema has a tensor."""
+    schema = getattr(node.target, "_schema", None)
+    tensors = [a.name for a in schema.arguments if str(a.type) == "Tensor"] if schema is not None else []
+    return any(type(node.args.get(name)) in (int, float) for name in tensors)

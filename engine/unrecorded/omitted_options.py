@@ -75,6 +75,9 @@ def use_values_beside_omitted_options(
         owners = {f"{owner}." if owner else "" for other, owner in runs.coverage.functions if other is code}
         names = {*omitted(code)} - {*runs.coverage.filled.get(code, ())}
         names = {name for name in names if not owners or any(not declared(owner + name) for owner in owners)}
+        names -= (
+            _items_recorded(tree, names, [span for other, span in ops if other is code]) if tree is not None else set()
+        )
         names |= _containers_filled_later(code, runs.coverage.called, mutability) if tree is not None else set()
         if not names or not isinstance(tree, _Function):
             continue
@@ -93,6 +96,14 @@ def use_values_beside_omitted_options(
 
 def _ops_of(ops: Mapping[Any, Sequence[Node]], code: CodeType, call: ast.expr) -> Sequence[Node]:
     return ops.get((code, span_of(call)), ())
+
+
+def _items_recorded(tree: ast.AST, names: Collection[str], spans: Collection[Any]) -> set[str]:
+    """Return the ``*args`` over whose items a loop ran ops in a recording of more of them."""
+    rest = getattr(getattr(tree, "args", None), "vararg", None)
+    loops = [n for n in nodes_of(tree, ast.For) if isinstance(n.iter, ast.Name) and rest and n.iter.id == rest.arg]
+    ran = any(span_of(loop)[0] <= first and last <= span_of(loop)[1] for loop in loops for first, last in spans)
+    return {rest.arg} & {*names} if rest and ran else set()
 
 
 def _containers_filled_later(code: CodeType, called: Collection[CodeType], mutability: Mutability) -> set[str]:

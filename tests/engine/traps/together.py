@@ -378,7 +378,7 @@ def _no_constants(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(argument_fallbacks, "ends_of_numeric_fallbacks", lambda tree, absent: frozenset())
+    monkeypatch.setattr(argument_fallbacks, "ends_of_numeric_fallbacks", lambda *args: {})
 
 
 ABLATIONS = [
