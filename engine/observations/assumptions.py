@@ -29,7 +29,7 @@ class Assumptions:
         >>> assumptions.use([value], "may be read elsewhere")
         >>> assumptions.vary([value], zeros_stay=True)
         >>> assumptions.used[0][1], assumptions.varying[0][1]
-        ('may be read elsewhere', True)
+        ('may be read elsewhere', False)
     """
 
     used: dict[int, tuple[Value, str]] = field(default_factory=dict)
