@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import torch
 
 from engine.errors import CheckpointError
-from engine.files.records import Record, read_record, records_of
+from engine.files.records import Record, check_bytes, read_record, records_of
 from engine.files.unpickle import unpickled
 
 __all__ = ["placed", "read_archive", "read_bytes", "read_part"]
@@ -127,6 +127,7 @@ def _storage(file: BinaryIO, record: Record) -> torch.UntypedStorage:
     file.seek(record.start)
     if file.readinto(data.numpy()) != record.size:  # type: ignore[attr-defined]
         raise ValueError("it is shorter than it claims")
+    check_bytes(record, data.numpy().data)
     return data.untyped_storage()
 
 

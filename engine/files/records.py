@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import os
 import struct
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-__all__ = ["Record", "read_record", "records_of"]
+__all__ = ["Record", "check_bytes", "read_record", "records_of"]
 
 _MOST = 100_000  # records of a file
 _FULL = 0xFFFFFFFF  # placeholder for a number in the zip64 fields
@@ -40,11 +41,13 @@ class Record:
         name: name without the common folder.
         start: start in the file.
         size: size in bytes.
+        checksum: CRC-32 of its bytes; 0 where `torch.save` was told to write none.
     """
 
     name: str
     start: int
     size: int
+    checksum: int
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class _Entry:
 
     name: bytes
     flags: int
+    checksum: int
     size: int
     offset: int
 
@@ -96,9 +100,21 @@ def read_record(file: BinaryIO, record: Record) -> bytes:
     """Return the bytes of a record.
 
     Raises:
-        ValueError: if the file ends before the record.
+        ValueError: if the file ends before the record, or it is damaged.
     """
-    return _part(file, record.start, record.size)
+    data = _part(file, record.start, record.size)
+    check_bytes(record, data)
+    return data
+
+
+def check_bytes(record: Record, data: bytes | memoryview) -> None:
+    """Check the bytes of a record against its checksum, which no reader of torch looks at.
+
+    Raises:
+        ValueError: if they differ.
+    """
+    if record.checksum and zlib.crc32(data) != record.checksum:
+        raise ValueError(f"its record {record.name!r} was modified (its CRC-32 differs)")
 
 
 def _part(file: BinaryIO, start: int, size: int) -> bytes:
@@ -144,8 +160,8 @@ def _entries(directory: bytes, count: int) -> Iterator[_Entry]:
     for _ in range(count):
         if place + _ENTRY.size > len(directory):
             raise ValueError("its directory ends too early")
-        sign, _, _, flags, method, _, _, _, packed, size, name, extra, comment, disk, _, _, offset = _ENTRY.unpack_from(
-            directory, place
+        sign, _, _, flags, method, _, _, checksum, packed, size, name, extra, comment, disk, _, _, offset = (
+            _ENTRY.unpack_from(directory, place)
         )
         rest = directory[place + _ENTRY.size : place + _ENTRY.size + name + extra]
         if sign != b"PK\1\2" or len(rest) != name + extra or disk or flags & _ENCRYPTED:
@@ -153,7 +169,7 @@ def _entries(directory: bytes, count: int) -> Iterator[_Entry]:
         size, packed, offset = _wide(rest[name:], [size, packed, offset])
         if method or packed != size:
             raise ValueError(f"its record {_text(rest[:name])!r} is compressed, which torch does not write")
-        yield _Entry(rest[:name], flags, size, offset)
+        yield _Entry(rest[:name], flags, checksum, size, offset)
         place += _ENTRY.size + name + extra + comment
     if place != len(directory):
         raise ValueError("its directory contains more than it claims")
@@ -190,7 +206,7 @@ def _located(file: BinaryIO, entry: _Entry, limit: int) -> Record:
         raise ValueError(f"its record {_text(entry.name)!r} is in no folder")
     if rest not in _NAMES and rest.partition("/")[0] not in _FOLDERS:
         raise ValueError(f"it contains a record {_text(entry.name)!r}, which `torch.save` does not write")
-    return Record(rest, start, entry.size)
+    return Record(rest, start, entry.size, entry.checksum)
 
 
 def _text(name: bytes) -> str:

@@ -15,6 +15,7 @@ import torch
 
 from engine.errors import CheckpointError
 from engine.files.archive import read_archive
+from engine.files.records import records_of
 
 
 def rewritten(path: Path, change: Any, compression: int = zipfile.ZIP_STORED) -> Path:
@@ -119,3 +120,30 @@ def test_no_file(tmp_path: Path) -> None:
     """A path without a file is named."""
     with pytest.raises(CheckpointError, match="no checkpoint .*gone"):
         read_archive(tmp_path / "gone.pt")
+
+
+@pytest.mark.parametrize("record", ["data.pkl", "data/0"])
+def test_a_byte_that_was_flipped(tmp_path: Path, record: str) -> None:
+    """The file's own checksums tell of it, which torch's reader does not look at."""
+    path = tmp_path / "x.pt"
+    torch.save({"weight": torch.arange(8.0)}, path)
+    with open(path, "rb") as file:
+        start = records_of(file)[record].start
+    damaged = bytearray(path.read_bytes())
+    place = start if record == "data/0" else damaged.index(b"weight")
+    damaged[place] ^= 1
+    path.write_bytes(damaged)
+    torch.load(path, weights_only=True)
+    with pytest.raises(CheckpointError, match=f"'{record}' was modified"):
+        read_archive(path)
+
+
+def test_a_file_without_checksums(tmp_path: Path) -> None:
+    """It is read where torch was told to write none."""
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"weight": torch.arange(8.0)}, tmp_path / "x.pt")
+    finally:
+        torch.serialization.set_crc32_options(before)
+    assert read_archive(tmp_path / "x.pt")["weight"].tolist() == list(range(8))
