@@ -88,6 +88,7 @@ class ChannelDependency:
         Args:
             filepath: file to write.
         """
+        check_kinds(ChannelDependency.export, locals())
         with open(filepath, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(["Dependency Set", "Convolutional Layers"])
@@ -273,12 +274,17 @@ class GroupDependency:
             self.dependency[name] = math.lcm(self.dependency.get(name, 1), *parts)
         self.dependency_sets = self.dependency
 
+    def __repr__(self) -> str:
+        rows = "\n".join(f"  {layer}: {divisor}" for layer, divisor in self.dependency.items())
+        return f"GroupDependency: divisors of the numbers of output channels\n{rows}"
+
     def export(self, filepath: str | os.PathLike[str]) -> None:
         """Write the divisors as CSV: the header ``Conv Layer Name,Group``, then ``layer,number``.
 
         Args:
             filepath: file to write.
         """
+        check_kinds(GroupDependency.export, locals())
         with open(filepath, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(["Conv Layer Name", "Group"])

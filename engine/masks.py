@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -27,6 +26,7 @@ ZEROS = "zeros"
 """Value of ``masks`` that stands for "whatever is zero in the weights"."""
 
 _NUMPY = frozenset({torch.float16, torch.float32, torch.float64})  # floating dtypes that numpy has, too
+_UNSIGNED = frozenset({torch.uint16, torch.uint32, torch.uint64})
 _FORMS = ("{0}", "{0}_orig", "{0}_g", "parametrizations.{0}.original0", "parametrizations.{0}.original")
 
 
@@ -39,14 +39,21 @@ def load_masks(masks: Any, map_location: Any = None) -> Masks:
     if isinstance(masks, (str, os.PathLike)):
         try:
             masks = torch.load(masks, map_location=map_location, weights_only=True)
-        except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
-            raise MaskError(f"The mask file {os.fspath(masks)!r} cannot be read: {error}") from error
+        except Exception as error:  # damaged files may raise anything
+            raise MaskError(f"The mask file {os.fspath(masks)!r} cannot be read: {_reason(error)}") from error
     if not isinstance(masks, Mapping) or not all(isinstance(m, Mapping) for m in masks.values()):
         raise MaskError(
             "Masks are a mapping {module name: {parameter name: tensor}}, or the path of a file that holds one; "
             f"{_what_it_is(masks)}."
         )
     return masks
+
+
+def _reason(error: Exception) -> str:
+    """Return what is wrong with a file, without torch's advice to read it in another way."""
+    text = str(error)
+    lines = text.rpartition("WeightsUnpickler error: ")[2].splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def _what_it_is(masks: Any) -> str:
@@ -130,16 +137,25 @@ def _checked(name: str, mask: Any, shape: tuple[int, ...]) -> Tensor:
         raise MaskError(f"The mask of {name!r} has shape {tuple(mask.shape)}; the parameter has {shape}.")
     if mask.is_meta:
         raise MaskError(f"The mask of {name!r} is on the meta device and has no entries; make it on a real one.")
-    mask = mask.detach()
-    mask = narrowed(mask)
-    if mask.is_floating_point() and mask.dtype.itemsize == 1:  # few ops support such floats
-        mask = mask.float()
-    mask = next(_uniform(mask), mask).cpu()
-    numbers = (mask.float() if mask.is_floating_point() and mask.dtype not in _NUMPY else mask).numpy()
+    try:
+        numbers = _numbers(mask.detach())
+    except (RuntimeError, TypeError) as error:  # quantised, or of a dtype that has no ops
+        raise MaskError(f"The mask of {name!r} is of {mask.dtype}, which cannot be read; make it bool.") from error
     kept = np.asarray(numbers != 0)
     if mask.is_complex() or mask.dtype != torch.bool and not (kept == numbers).all():
         raise MaskError(f"The mask of {name!r} has entries other than 0 and 1 (NaN counts as one); masks are 0/1.")
     return torch.from_numpy(kept)
+
+
+def _numbers(mask: Tensor) -> Any:
+    """Return the entries of a mask as an array, of size 1 along dimensions that only repeat them."""
+    mask = narrowed(mask)
+    if mask.is_floating_point() and mask.dtype.itemsize == 1:  # few ops support such floats
+        mask = mask.float()
+    if mask.dtype in _UNSIGNED:  # nor such integers
+        mask = mask.long()
+    mask = next(_uniform(mask), mask).cpu()
+    return (mask.float() if mask.is_floating_point() and mask.dtype not in _NUMPY else mask).numpy()
 
 
 def _uniform(mask: Tensor) -> Iterator[Tensor]:

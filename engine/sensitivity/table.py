@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine import html
-from engine.bounds import is_list, is_number
+from engine.bounds import check_kinds, is_list, is_number
 from engine.errors import InputError
 from engine.plots import sensitivity_figure, show
 
@@ -75,6 +75,7 @@ class SensitivityTable(dict[str, dict[float, float]]):
         Args:
             filepath: file to write.
         """
+        check_kinds(SensitivityTable.export, locals())
         with open(filepath, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(["layername", *map(str, self.sparsities)])

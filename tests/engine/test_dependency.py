@@ -118,3 +118,13 @@ def test_a_rejected_input() -> None:
     for call in (engine.ChannelDependency, engine.not_safe_to_prune, engine.dependency_groups):
         with pytest.raises(engine.errors.TraceError, match="Sequential rejected the example input"):
             call(plain(), torch.zeros(2, 5, 4, 4))
+
+
+@pytest.mark.parametrize("kind", [engine.ChannelDependency, engine.InputChannelDependency, engine.GroupDependency])
+def test_a_file_that_is_no_path(kind: type) -> None:
+    """A number is refused; Python would take it for an open file, write to it, and close it."""
+    dependency = kind(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1, groups=2)), torch.zeros(1, 3, 8, 8))
+    for place in (None, 3):
+        with pytest.raises(engine.errors.InputError, match=f"`filepath` must be a string or a path, got {place}"):
+            dependency.export(place)
+    assert "0" in repr(dependency)

@@ -73,7 +73,7 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
     assert not trap.exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"no file of masks", b"PK\x03\x04 damaged"])
+@pytest.mark.parametrize("content", [b"", b"no file of masks", b"junk", b"\x80\x02h\x05.", b"PK\x03\x04 damaged"])
 def test_an_unreadable_file_is_refused(tmp_path: Path, content: bytes) -> None:
     """With its path."""
     file = tmp_path / "masks.pt"
@@ -105,7 +105,10 @@ def test_masks_from_a_file(tmp_path: Path) -> None:
     assert relative_error(reference, run(model, image())) < 1e-9 and len(model[0].weight) < 6
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.bool, torch.uint8, torch.uint16, torch.uint64, torch.int64, torch.float16, torch.float32, torch.float64],
+)
 def test_any_dtype_of_zeros_and_ones(dtype: torch.dtype) -> None:
     """Whatever the model's own dtype."""
     masks = {"0": {"weight": dead(plain(), {"0": [2]})["0"]["weight"].to(dtype)}}
@@ -163,6 +166,14 @@ def test_masks_of_torch_prune_are_read() -> None:
     found["0"]["weight"].zero_()
     assert model[0].weight_mask.any()
     assert engine.read_masks(plain()) == {}
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_a_quantised_mask_is_refused() -> None:
+    """By its name; it has no entries that could be read."""
+    mask = torch.quantize_per_tensor(dead(plain(), {"0": [2]})["0"]["weight"].float(), 1.0, 0, torch.quint8)
+    with pytest.raises(MaskError, match=r"mask of '0\.weight' is of torch\.quint8"):
+        canonical_masks({"0": {"weight": mask}}, plain())
 
 
 @pytest.mark.parametrize("masks", ["read", "zeros", "none"])
