@@ -21,6 +21,7 @@ from engine.errors import InputError
 from engine.groups import Group, Member, groups_of, output_channels, producers_of
 from engine.plots import dependency_figure, show
 from engine.program.arrays import support
+from engine.program.defaults import own_defaults
 from engine.program.graph import Graph
 from engine.removal.propagate import Structure
 from engine.removal.structure import structure_for
@@ -59,6 +60,7 @@ class ChannelDependency:
     NNI: ``nni.compression.pytorch.utils.shape_dependency.ChannelDependency``.
     """
 
+    @own_defaults()
     def __init__(
         self, model: nn.Module, dummy_input: Any, *, graph: Graph | None = None, rules: Registry | None = None
     ) -> None:
@@ -109,6 +111,7 @@ class ChannelDependency:
         """
         return show(dependency_figure(self._ordered, self.channels), path)
 
+    @own_defaults()
     def tree(self, layer: str) -> str:
         """Return a layer's dependency groups as a tree of modules, parameters and dimensions.
 
@@ -264,6 +267,7 @@ class GroupDependency:
     NNI: ``nni.compression.pytorch.utils.shape_dependency.GroupDependency``.
     """
 
+    @own_defaults()
     def __init__(
         self, model: nn.Module, dummy_input: Any, *, graph: Graph | None = None, rules: Registry | None = None
     ) -> None:
@@ -314,6 +318,7 @@ class UnsafeLayers(list[str]):
         self.reasons = reasons
 
 
+@own_defaults()
 def not_safe_to_prune(
     model: nn.Module, dummy_input: Any, *, graph: Graph | None = None, rules: Registry | None = None
 ) -> UnsafeLayers:

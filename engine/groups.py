@@ -13,6 +13,7 @@ from engine.bounds import check_kinds
 from engine.errors import InputError
 from engine.program.arrays import support
 from engine.program.contraction import Contraction
+from engine.program.defaults import own_defaults
 from engine.program.graph import Graph, Node, Value
 from engine.removal.clusters import clusters
 from engine.removal.propagate import Structure
@@ -80,6 +81,7 @@ class Group:
         return "\n".join([head, *(f"  {m.role:<5} {m.parameter} {list(m.shape)}" for m in self.members)])
 
 
+@own_defaults()
 def dependency_groups(
     model: nn.Module, example_inputs: Any, *, graph: Graph | None = None, rules: Registry | None = None
 ) -> list[Group]:
@@ -216,6 +218,7 @@ def _roles(structure: Structure) -> Any:
     return role
 
 
+@own_defaults()
 def group_masks(groups: Iterable[Group], keep: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """Return masks that remove units from every parameter that produces them.
 

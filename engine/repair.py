@@ -20,6 +20,7 @@ from engine.errors import InputError
 from engine.groups import Group, groups_of
 from engine.masks import Masks, canonical_masks, load_masks, narrowed, parameter_name
 from engine.program.arrays import support
+from engine.program.defaults import own_defaults
 from engine.program.garbage import uncollected
 from engine.program.graph import Graph, Node, Value
 from engine.program.stored import stored_tensors
@@ -223,6 +224,7 @@ def check_policy(policy: str) -> None:
 
 
 @uncollected()
+@own_defaults()
 def fix_mask_conflict(
     masks: Any,
     model: nn.Module,

@@ -22,6 +22,7 @@ from engine.cost.count import Counter
 from engine.errors import InputError, VerificationError
 from engine.masks import canonical_masks, load_masks
 from engine.ops import rules_of
+from engine.program.defaults import own_defaults
 from engine.program.graph import Graph
 from engine.program.stored import settled
 from engine.removal.finite import check_finite
@@ -133,6 +134,7 @@ class ModelSpeedup:
     NNI: ``nni.compression.pytorch.speedup.ModelSpeedup``.
     """
 
+    @own_defaults()
     def __init__(
         self,
         model: nn.Module,
@@ -175,10 +177,12 @@ class ModelSpeedup:
         self.certificate = Certificate()
 
     @property
+    @own_defaults()
     def plan(self) -> Plan:
         """The applied plan; before `speedup_model`, the plan for the current weights."""
         return self._decided()[0].plan if self._done is None else self._done
 
+    @own_defaults()
     def check_training(self, training: bool = True) -> bool:
         """Return whether the compaction is exact in train mode, too: no removed channel leaves a constant behind.
 
@@ -202,6 +206,7 @@ class ModelSpeedup:
     def _separated(self, plan: Plan) -> list[Sharing]:
         return separated(self._model, plan.slices, plan.masks, plan.folds)
 
+    @own_defaults()
     def speedup_model(self, optimizer: OptimizerLike = None, *, training: bool = False) -> nn.Module:
         """Compact the model in place.
 

@@ -31,6 +31,7 @@ from engine.ops.draws import drops_entries, entrywise
 from engine.ops.opaque import LITERAL
 from engine.ops.results import layout_of_result
 from engine.ops.spread import separate_layers
+from engine.program.defaults import own_defaults
 from engine.program.entries import Entry, entries_of
 from engine.program.expressions import AttributeOf
 from engine.program.garbage import uncollected
@@ -326,6 +327,7 @@ def _recorded(
 
 @uncollected()
 @sharing_contents()
+@own_defaults()
 def trace(
     model: nn.Module,
     example_inputs: Any,

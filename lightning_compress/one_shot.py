@@ -13,6 +13,7 @@ import engine
 from engine.bounds import check_kinds
 from engine.compensation import as_arguments, samples_in
 from engine.program import stored_tensor, tensors_in
+from engine.program.defaults import own_defaults
 from lightning_compress.selection import amounts as selection
 from lightning_compress.selection import criteria, scoring, targets
 from lightning_compress.selection.evidence import Evidence, squared_output_changes
@@ -22,6 +23,7 @@ from lightning_compress.trainer.packages import MisconfigurationException
 _FROM_DATA = frozenset({"reconstruction", "squared_change"})
 
 
+@own_defaults()
 def prune(
     model: nn.Module,
     example_input: Any,

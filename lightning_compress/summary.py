@@ -13,6 +13,7 @@ import engine
 from engine.bounds import check_kinds, is_number
 from engine.cost import Predictor
 from engine.errors import InputError
+from engine.program.defaults import own_defaults
 from engine.progress import notice
 from lightning_compress.report.content import Section, change, human
 from lightning_compress.report.templating import render
@@ -177,6 +178,7 @@ def _fields(one: Forecast) -> str:
     return ", ".join(f"{name}={value:g}" for name, value in (one.config or {}).items())
 
 
+@own_defaults()
 def summarize(
     model: nn.Module,
     example_input: Any = None,

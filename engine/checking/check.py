@@ -15,6 +15,7 @@ from engine.checking.validation import check_call
 from engine.errors import RuleError, VerificationError
 from engine.groups import Group, dependency_groups, group_masks
 from engine.ops import RULES
+from engine.program.defaults import own_defaults
 from engine.program.graph import Graph
 from engine.removal.propagate import Structure
 from engine.removal.structure import structure_of
@@ -57,6 +58,7 @@ class RuleReport:
         return "\n".join("\n".join([title, *rest]) for title, rest in sections if rest)
 
 
+@own_defaults()
 def check_rule(rule: Rule, samples: Iterable[Sample] = (), rules: Registry = RULES, seed: int = 0) -> RuleReport:
     """Compare a rule with its ops, by brute force on single calls and on whole networks, in float64.
 

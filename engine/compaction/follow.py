@@ -23,6 +23,7 @@ from engine.compaction.parts import part_entry
 from engine.compaction.plan import Plan
 from engine.compaction.slices import Unpacked
 from engine.errors import CheckpointError, EngineError, PlanError
+from engine.program.defaults import own_defaults
 from engine.program.stored import stored_tensors
 from engine.surgery.spans import check_spans
 
@@ -176,6 +177,7 @@ def joined_entries(contents: Mapping[str, Any]) -> dict[str, Entry]:
     return entries_by_path
 
 
+@own_defaults()
 def reshape(
     model: nn.Module, shapes: Shapes, wanted: Mapping[str, Entry] | None, advice: str = _ADVICE
 ) -> Callable[[], None]:

@@ -20,6 +20,7 @@ from engine.compaction.format import latest, stored, stored_fields, upgraded
 from engine.compaction.numbers import check_numbers
 from engine.compaction.slices import Packed, Slice, Unpacked
 from engine.errors import PlanError
+from engine.program.defaults import own_defaults
 from engine.program.garbage import uncollected
 from engine.program.stored import settled
 from engine.surgery.exchange import Exchange, Replace
@@ -169,6 +170,7 @@ class Plan:
             exchanges=tuple(e.renamed(name(e.module)) for e in self.exchanges if inside(e.module)),
         )
 
+    @own_defaults()
     def apply(
         self, model: nn.Module, optimizer: OptimizerLike = None, customized_replace_func: Replace | None = None
     ) -> nn.Module:
@@ -231,6 +233,7 @@ class Plan:
         return {"format": latest(self), **values}
 
     @classmethod
+    @own_defaults()
     def from_state_dict(cls, state: Mapping[str, Any], unpacked: Unpacked | None = None) -> Plan:
         """Load a state written by `state_dict`.
 

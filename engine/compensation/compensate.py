@@ -24,6 +24,7 @@ from engine.errors import EngineError, InputError
 from engine.groups import groups_of
 from engine.masks import Masks, canonical_masks, load_masks
 from engine.ops.columns import columns, columns_at
+from engine.program.defaults import own_defaults
 from engine.program.dtensors import has_shards, local, placeholders, resharded
 from engine.program.graph import Graph, Node
 from engine.program.trees import tensors_in
@@ -43,6 +44,7 @@ _NOT_BETTER = "its error on held-out samples did not fall"
 _WORSE = "with all layers fitted, the error of the model's outputs on held-out samples rose"
 
 
+@own_defaults()
 def compensate(
     model: nn.Module,
     dummy_input: Any,

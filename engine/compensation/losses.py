@@ -24,6 +24,7 @@ from engine.compensation.readers import Sum, obstacle, slope_of, sum_of
 from engine.compensation.weights import Weights
 from engine.groups import Group, units_at
 from engine.ops.columns import columns, columns_at
+from engine.program.defaults import own_defaults
 from engine.program.graph import Graph
 from engine.removal.keep import Consumer, consumers
 from engine.removal.structure import structure_of
@@ -39,6 +40,7 @@ _LEAST_RIDGE = 1e-9  # relative to the mean diagonal; below it the inverse is ro
 _TINY = 1e-300
 
 
+@own_defaults()
 def reconstruction_losses(
     model: nn.Module,
     dummy_input: Any,

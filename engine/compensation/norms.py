@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from engine.bounds import check_kinds
 from engine.compensation.weights import Processes
 from engine.errors import InputError
+from engine.program.defaults import own_defaults
 from engine.program.dtensors import resharded, spread, whole
 from engine.program.stored import distinct_modules
 from engine.program.trees import tensors_in
@@ -32,6 +33,7 @@ Estimates = Mapping[str, Mapping[str, Tensor]]
 """Mean, variance and number of batches, by norm."""
 
 
+@own_defaults()
 def recalibrate_norms(
     model: nn.Module, batches: Iterable[Any], *, keep_outputs: bool = False, processes: Processes | None = None
 ) -> dict[str, float]:

@@ -17,6 +17,7 @@ from engine.compaction.build import Analysis, analyse
 from engine.errors import InputError
 from engine.masks import ZEROS, canonical_masks, load_masks, read_masks
 from engine.ops import rules_of
+from engine.program.defaults import callers_defaults, own_defaults
 from engine.program.graph import Graph, Node, Value
 from engine.program.trees import map_tensors, tensors_in
 from engine.removal.shrink import Shrunk
@@ -32,6 +33,7 @@ CustomOp = Callable[[nn.Module, tuple[Any, ...], Any], Any]
 _COLUMNS = ("flops", "params", "weight_size", "input_size", "output_size", "module_type")
 
 
+@own_defaults()
 def count_flops_params(
     model: nn.Module,
     x: Any,
@@ -158,7 +160,7 @@ class _Custom:
                 self.rows[name] = {column: [] for column in self._columns}
                 hooks.append(module.register_forward_hook(partial(self._count, name, op), with_kwargs=True))
         try:
-            with evaluating(model), torch.no_grad():
+            with evaluating(model), torch.no_grad(), callers_defaults():
                 model(*graph.args, **graph.kwargs)
         finally:
             for hook in hooks:

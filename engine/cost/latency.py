@@ -22,6 +22,7 @@ from engine.bounds import check_kinds, check_number
 from engine.errors import InputError
 from engine.groups import Group, groups_of
 from engine.ops import RULES
+from engine.program.defaults import own_defaults
 from engine.program.graph import Graph, Node, Value
 from engine.program.trees import map_tensors
 from engine.removal.propagate import Structure
@@ -110,6 +111,7 @@ def _measured(call: Callable[[], Any], device: torch.device, rounds: int) -> flo
     return median(times[2:])  # the first two calls are slower
 
 
+@own_defaults()
 def paying_widths(
     model: nn.Module,
     example_inputs: Any,

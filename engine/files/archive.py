@@ -21,6 +21,7 @@ import torch
 from engine.errors import CheckpointError
 from engine.files.records import Record, check_bytes, read_record, records_of
 from engine.files.unpickle import unpickled
+from engine.program.defaults import own_defaults
 
 __all__ = ["placed", "read_archive", "read_bytes", "read_part"]
 
@@ -30,6 +31,7 @@ _OBJECTS, _CLAIMS = 1.5, 4  # times the size of the file
 _LARGEST_PICKLE = 256 * 2**20
 
 
+@own_defaults()
 def read_archive(path: str | os.PathLike[str], map_location: Any = "cpu") -> Any:
     """Read an untrusted file of plain values and tensors.
 
@@ -52,6 +54,7 @@ def read_archive(path: str | os.PathLike[str], map_location: Any = "cpu") -> Any
         return _read(file, map_location)
 
 
+@own_defaults()
 def read_bytes(path: str | os.PathLike[str]) -> tuple[Any, BinaryIO]:
     """Read a file of plain values and tensors, and return the same bytes for another reader.
 
@@ -73,6 +76,7 @@ def read_bytes(path: str | os.PathLike[str]) -> tuple[Any, BinaryIO]:
     return content, file
 
 
+@own_defaults()
 def read_part(path: str | os.PathLike[str], start: int, size: int) -> Any:
     """Read a range of a file that `torch.save` wrote, after copying it into memory.
 

@@ -31,6 +31,7 @@ from engine.compaction.reading import check_plans
 from engine.errors import CheckpointError, EngineError
 from engine.files.archive import read_archive
 from engine.files.portable import read_safetensors, write_safetensors
+from engine.program.defaults import own_defaults
 from engine.surgery.spans import check_spans, is_span
 
 __all__ = [
@@ -179,6 +180,7 @@ def read_any(path: str | os.PathLike[str], map_location: Any = "cpu") -> Any:
     return read_safetensors(path) if os.fspath(path).endswith(".safetensors") else read_archive(path, map_location)
 
 
+@own_defaults()
 def save_safetensors(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """Write a model's weights in the safetensors format, with the plans that a fresh model needs in the header.
 
@@ -258,6 +260,7 @@ def _check_seal(checkpoint: Mapping[str, Any], content: Mapping[str, Any]) -> No
             )
 
 
+@own_defaults()
 def load_compacted_state(
     model: nn.Module, path: str | os.PathLike[str], map_location: Any = "cpu", strict: bool = True
 ) -> nn.Module:

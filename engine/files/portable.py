@@ -20,6 +20,7 @@ from engine.compaction.format import KEY
 from engine.errors import CheckpointError, InputError
 from engine.files.atomic import replacing, unwritable
 from engine.files.tensors import check_text, opened_tensors
+from engine.program.defaults import own_defaults
 
 __all__ = ["from_json", "read_safetensors", "tensors_package", "to_json", "write_safetensors", "write_tensors"]
 
@@ -63,6 +64,7 @@ def write_tensors(tensors: Mapping[str, Tensor], path: str | os.PathLike[str], m
         raise unwritable(path, error) from error
 
 
+@own_defaults()
 def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a file of `write_safetensors` as a checkpoint, without the package.
 

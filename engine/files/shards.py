@@ -33,6 +33,7 @@ from engine.files.atomic import replacing, save, unwritable
 from engine.files.checkpoint import UNREADABLE, content_of
 from engine.files.portable import from_json, to_json, write_tensors
 from engine.files.tensors import check_text, opened_tensors
+from engine.program.defaults import own_defaults
 from engine.program.stored import stored_tensors
 from engine.speedup import ModelSpeedup
 from engine.surgery.spans import weights_of
@@ -55,6 +56,7 @@ class _Index:
         return [name for names in self.files.values() for name in names]
 
 
+@own_defaults()
 def compact_shards(
     model: nn.Module,
     path_in: str | os.PathLike[str],
@@ -117,6 +119,7 @@ def compact_shards(
     return plan
 
 
+@own_defaults()
 def load_shards(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     """Reshape a model to a checkpoint of `compact_shards`, and load it with one file in memory at a time.
 

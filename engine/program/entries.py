@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from engine.errors import InputError
+from engine.program.defaults import callers_defaults
 
 __all__ = ["PATHS", "TRAIN_PATHS", "Entry", "entries_of"]
 
@@ -68,7 +69,8 @@ class Entry:
         call, owner = self.call, getattr(self.call, "__self__", None)
         if isinstance(call, MethodType) and isinstance(owner, nn.Module):
             call = getattr(owner, call.__name__, call)
-        return call(*args, **kwargs)
+        with callers_defaults():
+            return call(*args, **kwargs)
 
     def ways(self) -> Iterator[Entry]:
         """Yield the entry with its further arguments, each on its own."""

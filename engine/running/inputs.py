@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import (
 from torch.nn.parameter import is_lazy
 
 from engine.errors import InputError, TraceError
+from engine.program.defaults import callers_defaults
 from engine.program.entries import Entry
 from engine.program.sharded import why_sharded
 from engine.program.stored import distinct_modules, settled, stored_tensors
@@ -105,7 +106,8 @@ def _check_parts(model: nn.Module) -> None:
 def call_model(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Run the model and turn whatever its forward raises into an error that names the inputs."""
     try:
-        return model(*args, **kwargs)
+        with callers_defaults():
+            return model(*args, **kwargs)
     except (*NEEDS_DATA, TraceError):
         raise
     except Exception as error:

@@ -18,6 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 from engine.bounds import check_kinds
 from engine.errors import InputError
 from engine.groups import Group, dependency_groups
+from engine.program.defaults import own_defaults
 from engine.progress import bar as progress_bar
 from engine.sensitivity.importance import CRITERIA, Masking, mask_groups, mask_layer, masked
 from engine.sensitivity.journal import Journal, Key, fingerprint
@@ -97,6 +98,7 @@ class SensitivityAnalysis:
     NNI: ``nni.compression.pytorch.utils.SensitivityAnalysis``.
     """
 
+    @own_defaults()
     def __init__(
         self,
         model: nn.Module,
@@ -140,6 +142,7 @@ class SensitivityAnalysis:
         baseline = math.nan if self.ori_metric is None else self.ori_metric
         return SensitivityTable(rows, self.sparsities, baseline, _BETTER.get(self.early_stop_mode or ""))
 
+    @own_defaults()
     def analysis(
         self,
         val_args: Sequence[Any] | None = None,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.errors import InputError
+from engine.program.defaults import callers_defaults
 
 __all__ = ["Metric"]
 
@@ -38,7 +39,8 @@ class Metric:
         Args:
             place: description of the evaluated model, for errors.
         """
-        value = self.function(*self.args, **self.kwargs)
+        with callers_defaults():
+            value = self.function(*self.args, **self.kwargs)
         shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
         try:
             number = float("text" if isinstance(value, (str, bytes)) else value)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.errors import InputError, PlanError
+from engine.program.defaults import callers_defaults
 from engine.program.graph import Value
 from engine.recording.recorder import MODULE
 from engine.running.opaque_modules import is_kind
@@ -226,7 +227,8 @@ def replaced_by(plan: Replacement, module: nn.Module, functions: Replace, device
         with torch.no_grad():
             for name, parameter in masked_copy.named_parameters():
                 parameter.mul_(masks[2][name].to(parameter))
-            replacement = function(masked_copy, masks)
+            with callers_defaults():
+                replacement = function(masked_copy, masks)
     except Exception as error:
         raise PlanError(f"`customized_replace_func` failed at {what}: {type(error).__name__}: {error}") from error
     if not isinstance(replacement, nn.Module):
