@@ -8,16 +8,17 @@ import math
 import numbers
 import os
 import reprlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
 import numpy as np
 
-from engine.errors import InputError
+from engine.errors import EngineError, InputError
 
-__all__ = ["as_names", "check_kinds", "check_number", "is_list", "is_number"]
+__all__ = ["as_names", "calling", "check_kinds", "check_number", "is_list", "is_number"]
 
 _NUMBERS = (float, int)
 _ITERABLES = (Sequence, Collection, Iterable, list)
@@ -128,6 +129,32 @@ def _is_single(value: Any) -> bool:
     return getattr(value, "ndim", None) == 0  # has `__iter__`, which fails
 
 
+@contextmanager
+def calling(what: str, error: type[Exception] = InputError) -> Iterator[None]:
+    """Turn whatever a function of the user raises into an error that says which one ran, and what it ran for.
+
+    Args:
+        what: the function and what it is called for, as the subject of a sentence.
+        error: class of the error.
+
+    Raises:
+        InputError: or ``error``, from the original one. Errors of the engine, and of this class, are passed on.
+
+    Example:
+        >>> with calling("`val_func`"):
+        ...     {}["accuracy"]
+        Traceback (most recent call last):
+        ...
+        engine.errors.InputError: `val_func` failed: KeyError: 'accuracy'
+    """
+    try:
+        yield
+    except (EngineError, error):
+        raise
+    except Exception as cause:
+        raise error(f"{what} failed: {type(cause).__name__}: {cause}") from cause
+
+
 def check_kinds(function: Callable[..., Any], values: Mapping[str, Any], error: type[Exception] = InputError) -> None:
     """Check that arguments are of the kinds with which a function's parameters are annotated.
 
@@ -195,6 +222,6 @@ def _fits(value: Any, kind: Any) -> bool:
     if kind is bool:
         return isinstance(value, (bool, np.bool_))
     if kind in _ITERABLES:  # a tensor, an array or a dataset serves as well
-        other = isinstance(value, (str, bytes, Mapping, numbers.Number))  # those of NumPy have `__getitem__`
+        other = isinstance(value, (str, bytes, Mapping, numbers.Number, type))  # numbers of NumPy have `__getitem__`
         return not other and not _is_single(value) and (hasattr(value, "__iter__") or hasattr(value, "__getitem__"))
     return isinstance(value, os.PathLike if kind is Path else kind)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 import engine
 from engine.bounds import check_kinds
 from engine.compensation import as_arguments, samples_in
-from engine.program import stored_tensor, tensors_in
+from engine.program import copied, stored_tensor, tensors_in
 from engine.program.defaults import own_defaults
 from lightning_compress.selection import amounts as selection
 from lightning_compress.selection import criteria, scoring, targets
@@ -100,7 +99,7 @@ def prune(
         raise MisconfigurationException(f"The criterion {criterion!r} needs batches: pass `data=`.")
     only, never = selection.as_patterns(layers), selection.as_patterns(exclude, "exclude")
     selector = Selector(amount, scope, target, None, max_amount, round_to, minimum, only, never, None, uniform)
-    small = copy.deepcopy(model)
+    small = copied(model)
     graph = engine.trace(small, example_input, constants=selection.as_patterns(constants, "constants") or None)
     subject = targets.Subject(small, example_input, graph, engine.dependency_groups(small, example_input, graph=graph))
     batches = None if data is None else _enough(data, samples)

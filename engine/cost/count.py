@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -12,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.bounds import check_kinds, check_number
+from engine.bounds import calling, check_kinds, check_number, is_number
 from engine.compaction.build import Analysis, analyse
 from engine.errors import InputError
 from engine.masks import ZEROS, canonical_masks, load_masks, read_masks
 from engine.ops import rules_of
 from engine.program.defaults import callers_defaults, own_defaults
 from engine.program.graph import Graph, Node, Value
+from engine.program.stored import copied
 from engine.program.trees import map_tensors, tensors_in
 from engine.removal.shrink import Shrunk
 from engine.rule import Registry
@@ -93,6 +93,8 @@ def count_flops_params(
     check_model(model)
     graph = trace(model, _inputs(model, x)) if graph is None else graph
     graph.check_fresh(model)
+    if batch_dim and graph.inputs and graph.inputs[0].ndim <= batch_dim:
+        raise InputError(f"`batch_dim` is {batch_dim}, but the first input has the shape {graph.inputs[0].shape}.")
     rules = rules_of(graph) if rules is None else rules
     analysis = _analysis(model, graph, rules, masks)
     if analysis is not None:  # it may have recorded a new graph
@@ -109,10 +111,10 @@ def count_flops_params(
 
 def _inputs(model: nn.Module, x: Any) -> Any:
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(0))
-    if isinstance(x, (tuple, list)) and x and all(isinstance(n, int) for n in x):
+    if isinstance(x, (tuple, list)) and x and all(is_number(n, whole=True) for n in x):
         if min(x) < 0:
             raise InputError(f"`x` is the shape of an input, with sizes from 0 on; got {tuple(x)}.")
-        return torch.rand(tuple(x), dtype=like.dtype, device=like.device)
+        return torch.rand(tuple(map(int, x)), dtype=like.dtype, device=like.device)
     return map_tensors(x, lambda tensor: tensor.to(like.device))
 
 
@@ -143,7 +145,7 @@ class _Custom:
         self.extra_params = 0
         self._columns = (*_COLUMNS, *(() if analysis is None else ("masked_flops",)))
         if ops:
-            model = model if analysis is None else analysis.plan.apply(copy.deepcopy(model))
+            model = model if analysis is None else analysis.plan.apply(copied(model))
             self._run(model, graph, ops)
 
     def owner(self, module: str) -> str | None:
@@ -171,7 +173,8 @@ class _Custom:
         self, name: str, op: CustomOp, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
         inputs, row = (*args, *kwargs.values()), self.rows[name]
-        raw_count = op(module, inputs, output)
+        with calling(f"The custom op of {type(module).__name__} for {name!r}"):
+            raw_count = op(module, inputs, output)
         counted = raw_count if isinstance(raw_count, Mapping) else {"flops": raw_count}
         own = sum(p.numel() for p in module.parameters())
         weight = getattr(module, "weight", None)

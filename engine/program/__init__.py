@@ -14,11 +14,12 @@ from engine.program.dtensors import (
     whole,
 )
 from engine.program.sharded import why_sharded
-from engine.program.stored import distinct_modules, stored_tensor, stored_tensors
+from engine.program.stored import copied, distinct_modules, stored_tensor, stored_tensors
 from engine.program.trees import map_tensors, tensors_in
 
 __all__ = [
     "compact",
+    "copied",
     "distinct_modules",
     "gathered_from",
     "has_shards",

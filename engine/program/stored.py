@@ -6,15 +6,17 @@ times as long.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 __all__ = [
     "HISTORY",
     "PART",
+    "copied",
     "distinct_modules",
     "modules_of",
     "parameters_of",
@@ -33,6 +35,7 @@ PART = "_compacted_part"
 _SETTLED: dict[int, tuple[list[tuple[str, nn.Module]], dict[str, nn.Module]]] = {}
 """Modules of the models that nobody changes at the moment, by identity: under every name, and once."""
 
+_Module = TypeVar("_Module", bound=nn.Module)
 _NAMERS = ("named_buffers", "named_modules", "named_parameters")
 
 
@@ -124,6 +127,25 @@ def _walk(module: nn.Module, prefix: str, named_modules: list[tuple[str, nn.Modu
             named_modules.append((path, child))
             if child._modules:
                 _walk(child, f"{path}.", named_modules)
+
+
+def copied(model: _Module, shared: Iterable[Any] = ()) -> _Module:
+    """Copy a model, also one that holds tensors which it computes before each call, such as a pruned weight.
+
+    Args:
+        model: the model.
+        shared: objects that the copy shares.
+
+    Example:
+        >>> net = torch.nn.utils.prune.identity(nn.Linear(1, 1), "weight")
+        >>> copied(net).weight_orig is net.weight_orig
+        False
+    """
+    memo: dict[int, Any] = {id(part): part for part in shared}
+    for module in model.modules():
+        computed = [value for value in vars(module).values() if isinstance(value, Tensor) and value.grad_fn is not None]
+        memo.update((id(value), value.detach().clone()) for value in computed)
+    return copy.deepcopy(model, memo)
 
 
 def stored_tensor(model: nn.Module, name: str) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ import engine
 from engine.bounds import check_kinds, check_number
 from engine.errors import EngineError
 from engine.files import is_compacted_file, read_any
-from engine.program import stored_tensors
+from engine.program import copied, stored_tensors
 from lightning_compress.callbacks.base import CompressionCallback
 from lightning_compress.callbacks.pruning import ChannelPruning
 from lightning_compress.callbacks.teacher import DistillationLoss, Teacher, find_layers, output_channels
@@ -302,4 +301,4 @@ def _alike(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
 
 def _frozen_copy(model: nn.Module) -> nn.Module:
     """Copy a model for inference only."""
-    return copy.deepcopy(model).eval().requires_grad_(False)
+    return copied(model).eval().requires_grad_(False)

@@ -26,6 +26,7 @@ def check_amount(amount: float | Mapping[str, float], name: str = "amount") -> N
     Example:
         >>> check_amount({"layer1.*": 0.3, "*": 0.5})
     """
+    as_names(name, tuple(amount) if isinstance(amount, Mapping) else None, MisconfigurationException)
     for value in amount.values() if isinstance(amount, Mapping) else (amount,):
         if not is_number(value) or not 0 <= value <= 1:
             raise MisconfigurationException(

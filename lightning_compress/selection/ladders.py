@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engine import Group
-from engine.bounds import check_number, is_list, is_number
+from engine.bounds import calling, check_number, is_list, is_number
 from lightning_compress.trainer.packages import MisconfigurationException
 
 
@@ -287,7 +287,9 @@ def pools(ladders: Iterable[Ladder], amounts: Mapping[str, float], scope: Scope)
     """
     ladders = tuple(ladders)
     for one in ladders:
-        if not isinstance(key := scope(one.group), Hashable):
+        with calling(f"`scope` for group {one.group.name!r}", MisconfigurationException):
+            key = scope(one.group)
+        if not isinstance(key, Hashable):
             raise MisconfigurationException(
                 f"`scope` returned {key!r} for group {one.group.name!r}: return a number, text or a tuple of them."
             )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine import Group
-from engine.bounds import check_number, is_list, is_number
+from engine.bounds import calling, check_number, is_list, is_number
 from lightning_compress.selection.criteria import (
     CRITERIA,
     RELATIVE,
@@ -159,7 +159,8 @@ def score(criterion: Criterion, group: Group, evidence: Evidence) -> Tensor | No
     Raises:
         MisconfigurationException: if the criterion returns another shape, or NaN or infinite scores.
     """
-    scores = criterion(group, evidence)
+    with calling(f"The criterion for group `{group.name}`", MisconfigurationException):
+        scores = criterion(group, evidence)
     if scores is None:
         return None
     if not isinstance(scores, Tensor):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from torchmetrics import Metric
 
 import engine
 from engine.bounds import check_kinds
+from engine.program import copied
 from lightning_compress.trainer.packages import TREES, MisconfigurationException
 from lightning_compress.trainer.ranks import gathered, grouped, together
 from lightning_compress.trainer.strategy import check_strategy
@@ -234,7 +234,7 @@ def _example(
 
 
 def _replica(trainer: Trainer, module: LightningModule) -> LightningModule:
-    replica = copy.deepcopy(module)
+    replica = copied(module)
     # Lightning caches metrics by identity once one is logged, but those of the copy are different objects.
     replica._metric_attributes = None
     for part in replica.modules():

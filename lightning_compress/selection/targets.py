@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 import time
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 import engine
 from engine.bounds import check_number
 from engine.cost import Predictor
+from engine.program import copied
 from engine.running import resolve_inputs
 from lightning_compress.selection.ladders import Descent, Pool, kept_after
 from lightning_compress.trainer.packages import MisconfigurationException
@@ -95,7 +95,7 @@ class Subject:
 
     def compacted(self, keep: Keep) -> nn.Module:
         """Return a compacted copy of the model."""
-        model = copy.deepcopy(self.model, {id(part): part for part in self.shared})
+        model = copied(self.model, self.shared)
         masks = engine.group_masks(self.groups, keep)
         small: nn.Module = engine.ModelSpeedup(model, self.example, masks, confidence=0).speedup_model()
         return small

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import engine
-from engine.bounds import check_kinds, check_number
-from engine.errors import InputError
+from engine.bounds import calling, check_kinds, check_number
+from engine.errors import InputError, TraceError
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1, True, None, "3", torch.tensor(1.0)])
@@ -157,3 +157,25 @@ def test_a_model_that_is_none(value: Any, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="^`model` must be a `Module`, got "):
             call()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_function_of_the_user_that_fails() -> None:
+    """The error says which one, and has the original as its cause; errors of the engine are as they were."""
+    message = r"^`f` for 'a' failed: ZeroDivisionError: division by zero$"
+    with pytest.raises(InputError, match=message) as raised, calling("`f` for 'a'"):
+        _ = 1 / 0
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+    with pytest.raises(TraceError, match="^as it was$"), calling("`f`"):
+        raise TraceError("as it was")
+    with pytest.raises(KeyboardInterrupt), calling("`f`"):
+        raise KeyboardInterrupt
+
+
+def test_a_class_is_no_iterable() -> None:
+    """Not even one whose instances are."""
+    with pytest.raises(InputError, match=r"`values` must be an iterable, got <class 'list'>"):
+        _iterate(list)  # type: ignore[arg-type]
+
+
+def _iterate(values: Iterable[int]) -> None:
+    check_kinds(_iterate, locals())

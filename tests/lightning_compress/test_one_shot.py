@@ -165,3 +165,30 @@ def test_a_number_among_the_inputs_is_no_sample(criterion: str) -> None:
     batch = torch.tensor(2.0), torch.randn(16, 4)
     small = prune(_Scaled(), (batch[0], batch[1][:2]), 0.5, data=[batch] * 2, criterion=criterion)
     assert small.enter.out_features == 4 and list(small.report)
+
+
+def _fails(*_: Any) -> Any:
+    raise KeyError("mine")
+
+
+@pytest.mark.parametrize("argument", ["criterion", "scope"])
+def test_a_function_of_the_user_that_fails_is_named(argument: str) -> None:
+    """With the group that it was called for, and the original error as the cause."""
+    with pytest.raises(
+        MisconfigurationException, match=f"{argument}.* for group .0. failed: KeyError: 'mine'"
+    ) as raised:
+        prune(_net(), EXAMPLE, **{argument: _fails})
+    assert isinstance(raised.value.__cause__, KeyError)
+
+
+def test_patterns_are_text() -> None:
+    """Numbers of layers are none."""
+    with pytest.raises(MisconfigurationException, match=r"`amount` must be a name pattern.*, got \(3,\)"):
+        prune(_net(), EXAMPLE, {3: 0.5}, target="channels")  # type: ignore[dict-item]
+
+
+def test_a_model_with_masks_of_torch() -> None:
+    """It holds a weight that is computed before each call, which Python's own copy refuses."""
+    net = _net()
+    torch.nn.utils.prune.ln_structured(net[0], "weight", 0.25, 2, 0)
+    assert prune(net, EXAMPLE, 0.5).certificate.verified

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from engine.errors import InputError, PlanError
 from engine.program.defaults import callers_defaults
 from engine.program.graph import Value
+from engine.program.stored import copied
 from engine.recording.recorder import MODULE
 from engine.running.opaque_modules import is_kind
 from engine.running.probe import channel_inputs, channel_outputs
@@ -223,7 +223,7 @@ def replaced_by(plan: Replacement, module: nn.Module, functions: Replace, device
     device = next((t.device for t in module.parameters()), device)
     masks = plan.masks(module, torch.device("cpu") if device.type == "meta" else device)  # masks need data
     try:
-        masked_copy = copy.deepcopy(module)
+        masked_copy = copied(module)
         with torch.no_grad():
             for name, parameter in masked_copy.named_parameters():
                 parameter.mul_(masks[2][name].to(parameter))

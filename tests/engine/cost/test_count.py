@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -213,3 +214,20 @@ def test_a_second_recording_counts_by_its_own_values() -> None:
     predicted = engine.count_flops_params(model, x, verbose=False, masks=masks, graph=graph)
     small = engine.ModelSpeedup(model, x, masks).speedup_model()
     assert small.qkv.out_features == 12 and predicted[:2] == engine.count_flops_params(small, x, verbose=False)[:2]
+
+
+def test_a_custom_op_that_fails_is_named() -> None:
+    """With the module that it was called for, and the original error as the cause."""
+    with pytest.raises(InputError, match=r"custom op of Conv2d for '0' failed: KeyError: 'mine'") as raised:
+        engine.count_flops_params(plain(), image(), custom_ops={nn.Conv2d: lambda *_: {}["mine"]})
+    assert isinstance(raised.value.__cause__, KeyError)
+
+
+def test_shapes_of_numpy_and_dimensions_that_are_not_there() -> None:
+    """Whole numbers of any kind are a shape, truth values are none; a batch dimension has to be one of the input."""
+    model = nn.Conv2d(3, 5, 1)
+    assert engine.count_flops_params(model, tuple(np.array([1, 3, 2, 2])), verbose=False)[0] == 60
+    with pytest.raises(InputError, match="holds no tensor"):
+        engine.count_flops_params(model, (True, 3, 2, 2))
+    with pytest.raises(InputError, match=r"`batch_dim` is 4, but the first input has the shape \(1, 3, 2, 2\)"):
+        engine.count_flops_params(model, (1, 3, 2, 2), batch_dim=4)
