@@ -78,6 +78,8 @@ def _like_example(batch: Any, examples: Sequence[Tensor]) -> list[Tensor]:
             f"A batch contains {len(tensors)} tensors, the example {len(examples)}; pass batches like `dummy_input`."
         )
     for tensor, example in zip(tensors, examples, strict=True):
+        if tensor.is_meta:
+            raise InputError(f"A batch of shape {tuple(tensor.shape)} is on the meta device and has no entries.")
         if tensor.ndim != example.ndim or tensor.is_floating_point() != example.is_floating_point():
             raise InputError(
                 f"A batch contains a tensor of shape {tuple(tensor.shape)} and {tensor.dtype}, but the example "

@@ -184,7 +184,7 @@ def check_program(model: nn.Module, graph: Graph, stored: Weights, batch: Sequen
     wanted = iter(tensors)
     args, kwargs = (map_tensors(tree, lambda _: next(wanted)) for tree in (graph.args, dict(graph.kwargs)))
     with nullcontext() if has_shards(model) else unwritten(model):  # the program starts from the same state
-        expected = [whole(tensor).clone() for tensor in tensors_in(call_model(model, args, kwargs))]
+        expected = [whole(tensor).clone() for tensor in tensors_in(call_model(model, args, kwargs, batch=True))]
     run = Run(graph, stored, tensors, norms=wide_norms(model))
     advance([run], first_path(graph), stored)
     outputs = [run[value] for value in graph.outputs if value in run]

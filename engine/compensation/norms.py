@@ -86,7 +86,7 @@ def recalibrate_norms(
         count = 0
         with torch.no_grad(), _untouched(model, norms, processes), estimating(norms) as estimates:
             for batch in batches:
-                call_model(model, *_arguments(batch, alone))
+                call_model(model, *_arguments(batch, alone), batch=True)
                 count += 1
             if processes is not None:
                 _average(estimates, processes)

@@ -103,8 +103,14 @@ def _check_parts(model: nn.Module) -> None:
             )
 
 
-def call_model(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Run the model and turn whatever its forward raises into an error that names the inputs."""
+def call_model(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], batch: bool = False) -> Any:
+    """Run the model and turn whatever its forward raises into an error that names the inputs.
+
+    Args:
+        model: the model.
+        args, kwargs: its arguments.
+        batch: whether they are a batch of the user's, and not the example.
+    """
     try:
         with callers_defaults():
             return model(*args, **kwargs)
@@ -114,9 +120,10 @@ def call_model(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
         shapes = ", ".join(
             f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors_in((args, kwargs))
         )
+        what, inputs = ("a batch", "batches") if batch else ("the example input", "example inputs")
         raise TraceError(
-            f"{type(model).__name__} rejected the example input ({shapes}): {type(error).__name__}: {error}. "
-            "Pass example inputs that the model accepts."
+            f"{type(model).__name__} rejected {what} ({shapes}): {type(error).__name__}: {error}. "
+            f"Pass {inputs} that the model accepts."
         ) from error
 
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 import engine
 from engine.program import stored_tensor, tensors_in
-from engine.running import evaluating
+from engine.running import call_model, evaluating
 from engine.sensitivity import ActivityMeter, unit_sums
 from lightning_compress.selection.active import Active
 from lightning_compress.trainer.strategy import parallel
@@ -138,7 +138,8 @@ def squared_output_changes(
             for args, kwargs in inputs:
                 for parameter in parameters:
                     parameter.requires_grad_(True).grad = None
-                outputs = [t for t in tensors_in(model(*args, **kwargs)) if t.is_floating_point() and t.requires_grad]
+                results = tensors_in(call_model(model, args, kwargs, batch=True))
+                outputs = [t for t in results if t.is_floating_point() and t.requires_grad]
                 signs = [torch.randint(2, t.shape, generator=generator).to(t) * 2 - 1 for t in outputs]
                 torch.stack([(t * sign).sum() for t, sign in zip(outputs, signs, strict=True)]).sum().backward()
                 for name, change in squared_changes(groups, model).items():
