@@ -246,6 +246,7 @@ class SensitivityAnalysis:
         Raises:
             InputError: if names or shapes do not match the model; nothing is changed in that case.
         """
+        check_kinds(SensitivityAnalysis.load_state_dict, locals())
         have = {name: tuple(value.shape) for name, value in self.model.state_dict().items()}
         new_shapes = {name: tuple(value.shape) for name, value in state_dict.items()}
         wrong = sorted(name for name in have.keys() | new_shapes.keys() if have.get(name) != new_shapes.get(name))

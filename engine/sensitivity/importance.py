@@ -314,7 +314,7 @@ def _output_mask(module: nn.Module, keep: Tensor, weight: Tensor) -> Tensor:
 
 @contextmanager
 def masked(model: nn.Module, masks: Mapping[str, Tensor]) -> Iterator[None]:
-    """Zero masked entries inside the context, and restore parameters, buffers and modes afterwards.
+    """Zero masked entries inside the context, and restore modules, parameters, buffers and modes afterwards.
 
     Args:
         model: the model, changed in place.
@@ -329,17 +329,23 @@ def masked(model: nn.Module, masks: Mapping[str, Tensor]) -> Iterator[None]:
         2
     """
     stored = stored_tensors(model)
-    # All of them: the body may train norms or fine-tune the model.
-    before = [(t, t.detach().clone()) for t in (*model.parameters(), *model.buffers())]
+    # All of them: the body may train norms, fine-tune the model, fuse its layers or run it in another precision.
+    before = [(t, t.detach(), t.detach().clone()) for t in (*model.parameters(), *model.buffers())]
     modes = [(module, module.training) for module in model.modules()]
+    tables = [(t, dict(t)) for m, _ in modes for t in (m._parameters, m._buffers, m._modules)]
     try:
         with torch.no_grad():
             for name, mask in masks.items():
                 stored[name].masked_fill_((mask == 0).to(stored[name].device), 0)
         yield
     finally:
+        for table, entries in tables:
+            changed = {name: entry for name, entry in entries.items() if table.get(name) is not entry}
+            table.update(changed)  # type: ignore[arg-type]
         with torch.no_grad():
-            for tensor, value in before:
+            for tensor, own, value in before:
+                if (tensor.dtype, tensor.device, tensor.shape) != (own.dtype, own.device, own.shape):
+                    tensor.data = own
                 if not torch.equal(tensor, value):
                     tensor.copy_(value)
         for module, training in modes:

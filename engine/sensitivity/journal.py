@@ -17,7 +17,7 @@ __all__ = ["Journal", "Key", "fingerprint"]
 
 
 _START = b'{"weights"'
-_DAMAGED = (AttributeError, KeyError, TypeError, ValueError)
+_DAMAGED = (AttributeError, KeyError, RecursionError, TypeError, ValueError)
 
 
 class Key(NamedTuple):

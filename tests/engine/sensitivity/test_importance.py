@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import fuse_conv_bn_eval
 
 import engine
 from engine.errors import InputError
@@ -121,6 +122,26 @@ def test_masked_restores_everything() -> None:
     assert net.training
     for name, value in net.state_dict().items():
         assert value.numpy().tobytes() == before[name].numpy().tobytes()
+
+
+@pytest.mark.parametrize("change", ["half", "move", "replace", "fuse"])
+def test_masked_restores_what_is_exchanged(change: str) -> None:
+    """Another precision or device, another parameter, another layer: the same objects with the same bits again."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    stored = [*model.modules(), *model.parameters(), *model.buffers()]
+    with masked(model, {"0.weight": torch.tensor([1.0, 0.0, 1.0, 0.0])[:, None, None, None]}):
+        if change == "half":
+            model.half()
+        elif change == "move":
+            model.to("meta")
+        elif change == "replace":
+            model[0].weight = nn.Parameter(model[0].weight * 2)
+        else:
+            model[0], model[1] = fuse_conv_bn_eval(model[0], model[1]), nn.Identity()
+    after = model.state_dict()
+    assert after.keys() == before.keys() and all(torch.equal(after[name], before[name]) for name in before)
+    assert all(a is b for a, b in zip(stored, [*model.modules(), *model.parameters(), *model.buffers()], strict=True))
 
 
 def test_a_lazy_layer_is_refused() -> None:

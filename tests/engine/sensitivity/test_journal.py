@@ -43,7 +43,16 @@ def test_a_torn_last_line_counts_for_nothing(tmp_path: Path, cut: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [b"one line of something else", b"{}\n", b'{"weights": 1}\n', b"[1, 2]\n", b"\x80\x04\x95\n\n", b"\n", b"null\n"],
+    [
+        b"one line of something else",
+        b"[" * 100_000,
+        b"{}\n",
+        b'{"weights": 1}\n',
+        b"[1, 2]\n",
+        b"\x80\x04\x95\n\n",
+        b"\n",
+        b"null\n",
+    ],
 )
 def test_a_file_of_something_else_is_refused(tmp_path: Path, text: bytes) -> None:
     """With the line, and it is left alone."""
