@@ -28,7 +28,7 @@ from engine.compaction.history import Entry, entries_of
 from engine.compaction.parts import part_entry
 from engine.compaction.plan import Plan
 from engine.compaction.reading import check_plans
-from engine.errors import CheckpointError, EngineError
+from engine.errors import CheckpointError, EngineError, InputError
 from engine.files.archive import read_archive
 from engine.files.portable import read_safetensors, write_safetensors
 from engine.program.defaults import own_defaults
@@ -191,12 +191,14 @@ def save_safetensors(model: nn.Module, path: str | os.PathLike[str]) -> None:
         path: the file, ``*.safetensors``, which is written atomically.
 
     Raises:
-        InputError: if the package is missing, or the state dict contains something other than tensors.
+        InputError: for another ending, or if the state dict contains something other than tensors.
 
     Example:
         >>> engine.save_safetensors(model, "small.safetensors")  # doctest: +SKIP
     """
     check_kinds(save_safetensors, locals())
+    if not os.fspath(path).endswith(".safetensors"):
+        raise InputError(f"`path` must end with '.safetensors', which names the format; got {os.fspath(path)!r}.")
     # As a plain dictionary, because the format cannot store the versions of modules.
     write_safetensors(seal({"state_dict": dict(model.state_dict()), KEY: content_of(model)}), path)
 

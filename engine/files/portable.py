@@ -1,12 +1,11 @@
 """Weights in the safetensors format, with the plans in the header; such a file contains no pickle.
 
-The format: https://github.com/huggingface/safetensors. The package is optional (``pip install safetensors``).
+The format: https://github.com/huggingface/safetensors. Neither reading nor writing takes that package.
 """
 
 from __future__ import annotations
 
 import base64
-import importlib
 import json
 import os
 from collections.abc import Mapping
@@ -19,10 +18,10 @@ from torch import Tensor
 from engine.compaction.format import KEY
 from engine.errors import CheckpointError, InputError
 from engine.files.atomic import replacing, unwritable
-from engine.files.tensors import check_text, opened_tensors
+from engine.files.tensors import bytes_of, check_text, header_of, opened_tensors
 from engine.program.defaults import own_defaults
 
-__all__ = ["from_json", "read_safetensors", "tensors_package", "to_json", "write_safetensors", "write_tensors"]
+__all__ = ["from_json", "read_safetensors", "to_json", "write_safetensors", "write_tensors"]
 
 _TENSOR = "__tensor__"
 _PLAIN = torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64
@@ -34,39 +33,37 @@ def write_safetensors(checkpoint: Mapping[str, Any], path: str | os.PathLike[str
 
     Raises:
         CheckpointError: if the file cannot be written.
-        InputError: if the package is missing, or the state dict contains something other than tensors.
+        InputError: if the state dict contains something other than tensors, or a dtype that the format does not have.
     """
     weights = checkpoint["state_dict"]
     odd = [name for name, value in weights.items() if not isinstance(value, Tensor)]
     if odd:
         raise InputError(f"safetensors only stores tensors, but {odd[0]!r} of the state dict is not a tensor.")
     header = {"format": "pt", KEY: to_json(checkpoint[KEY])}
-    # Tensors that share memory are copied, because the format does not support sharing.
-    plain = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
-    write_tensors(plain, path, header)
+    write_tensors(weights, path, header)
 
 
-def write_tensors(tensors: Mapping[str, Tensor], path: str | os.PathLike[str], metadata: dict[str, str]) -> None:
+def write_tensors(tensors: Mapping[str, Tensor], path: str | os.PathLike[str], metadata: Mapping[str, str]) -> None:
     """Write a safetensors file atomically.
 
     Raises:
         CheckpointError: if it cannot be written; an existing file is then unchanged.
-        InputError: if the package is missing.
+        InputError: for a dtype that the format does not have.
     """
-    package = tensors_package("torch")
+    head, order = header_of(tensors, metadata)
     try:
-        with replacing(path) as temporary:
-            try:
-                package.save_file(tensors, temporary, metadata)
-            except tensors_package().SafetensorError as error:  # contains the disk error as text
-                raise OSError(str(error)) from error
+        # The package would put another file in the place of the temporary one, which nobody has locked.
+        with replacing(path) as temporary, open(temporary, "r+b") as file:
+            file.write(head)
+            for name in order:
+                file.write(bytes_of(tensors[name]))
     except OSError as error:
         raise unwritable(path, error) from error
 
 
 @own_defaults()
 def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read a file of `write_safetensors` as a checkpoint, without the package.
+    """Read a file of `write_safetensors` as a checkpoint.
 
     Raises:
         CheckpointError: if there is no such file, or it is damaged.
@@ -83,18 +80,6 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
     except (OSError, RuntimeError, ArithmeticError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{name} cannot be read: it is damaged ({error}).") from error
     return checkpoint
-
-
-def tensors_package(part: str = "") -> Any:
-    """Import the package safetensors, or a module of it.
-
-    Raises:
-        InputError: if it is not installed.
-    """
-    try:
-        return importlib.import_module(f"safetensors.{part}".rstrip("."))
-    except ImportError as error:
-        raise InputError("The package safetensors is required: pip install safetensors.") from error
 
 
 def to_json(content: Any) -> str:
@@ -122,7 +107,7 @@ def _encoded(value: Any) -> Any:
     dtype = str(value.dtype).removeprefix("torch.")
     if dtype not in _DTYPES:  # do not write what could not be read
         raise TypeError(f"a tensor of {dtype} in a plan")
-    data = value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    data = bytes(bytes_of(value))
     return {_TENSOR: [dtype, list(value.shape), base64.b64encode(data).decode()]}
 
 

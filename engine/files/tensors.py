@@ -1,4 +1,4 @@
-"""Reader for untrusted safetensors files, which checks the header and copies the tensors.
+"""Reader for untrusted safetensors files, which checks the header and copies the tensors; and what a file consists of.
 
 The format: https://github.com/huggingface/safetensors#format. Truncating a memory-mapped file kills the process, and
 overwriting it changes checked content, so each tensor is copied into memory.
@@ -18,7 +18,9 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-__all__ = ["TensorFile", "check_text", "opened_tensors"]
+from engine.errors import InputError
+
+__all__ = ["TensorFile", "bytes_of", "check_text", "header_of", "opened_tensors"]
 
 _FREE, _TIMES = 24 * 2**20, 1.5  # memory limit for decoded JSON: a constant in bytes, and a multiple of the file size
 _LARGEST_HEADER = 64 * 2**20
@@ -40,6 +42,8 @@ _DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
 }
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_ALIGNED = 8  # bytes, for the start of the first tensor
 
 
 @dataclass(frozen=True)
@@ -124,3 +128,30 @@ def check_text(text: str, size: int) -> None:
     objects = 400 * (text.count("{") + text.count("dtype")) + 100 * (text.count("[") + text.count(",")) + len(text)
     if objects > _FREE + _TIMES * size:
         raise ValueError("its header would take much more memory than it has bytes")
+
+
+def header_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tuple[bytes, list[str]]:
+    """Return what a file begins with, and the order in which tensors follow it, so that all of them are aligned.
+
+    Raises:
+        InputError: for a dtype that the format does not have.
+    """
+    odd = next((name for name, tensor in tensors.items() if tensor.dtype not in _NAMES), None)
+    if odd is not None:
+        raise InputError(f"safetensors does not store tensors of {tensors[odd].dtype}, such as {odd!r}.")
+    order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name in order:
+        tensor, start = tensors[name], end
+        end += tensor.numel() * tensor.dtype.itemsize
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNED)
+    return struct.pack("<Q", len(text)) + text, order
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the bytes of a tensor, one after the other."""
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return plain.reshape(-1).view(torch.uint8).numpy().data

@@ -77,7 +77,7 @@ def save_stock(
         The path of ``network.py``.
 
     Raises:
-        InputError: if the package safetensors or an example is missing, or `torch.export` fails.
+        InputError: if an example is missing, or `torch.export` fails.
         VerificationError: if the file computes a different function; nothing is written then.
 
     Example:

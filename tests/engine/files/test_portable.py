@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ import engine
 from engine.compaction.history import history
 from engine.errors import CheckpointError, InputError
 from engine.files.checkpoint import read_checkpoint
-from engine.files.portable import from_json, to_json
+from engine.files.portable import from_json, to_json, write_tensors
 from tests.engine import golden
 from tests.engine.nets import snapshot, unchanged
 
@@ -34,8 +34,8 @@ def test_there_and_back(tmp_path: Path, compacted: tuple[str, nn.Module]) -> Non
     fresh, x = golden.made(name)
     assert torch.equal(engine.load_compacted_state(fresh, path).eval()(x), model(x))
     assert len(history(fresh)) == 1 and list(tmp_path.iterdir()) == [path]
-    found = safetensors.load_file(path)
-    assert all(torch.equal(found[key], value) for key, value in model.state_dict().items())
+    loaded = safetensors.load_file(path)
+    assert all(torch.equal(loaded[key], value) for key, value in model.state_dict().items())
 
 
 def test_many_indices(tmp_path: Path) -> None:
@@ -87,8 +87,8 @@ def test_damaged(tmp_path: Path, compacted: tuple[str, nn.Module], share: float)
     assert unchanged(fresh, before)
 
 
-def test_what_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Extra state that is not a tensor, and a missing package, are clear errors; no file is left."""
+def test_what_cannot_be_written(tmp_path: Path) -> None:
+    """Extra state that is not a tensor, another ending, and an unknown dtype are clear errors; no file is left."""
 
     class Extra(nn.Linear):
         def get_extra_state(self) -> str:
@@ -96,9 +96,10 @@ def test_what_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     with pytest.raises(InputError, match="_extra_state"):
         engine.save_safetensors(Extra(1, 1), tmp_path / "x.safetensors")
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    with pytest.raises(InputError, match="pip install safetensors"):
-        engine.save_safetensors(nn.Linear(1, 1), tmp_path / "x.safetensors")
+    with pytest.raises(InputError, match=r"must end with '\.safetensors'.*got .*x\.pt"):
+        engine.save_safetensors(nn.Linear(1, 1), tmp_path / "x.pt")
+    with pytest.raises(InputError, match="complex128, such as 'weight'"):
+        engine.save_safetensors(nn.Linear(1, 1, dtype=torch.complex128), tmp_path / "x.safetensors")
     assert not list(tmp_path.iterdir())
 
 
@@ -107,3 +108,48 @@ def test_foreign_file(tmp_path: Path) -> None:
     safetensors.save_file({"weight": torch.ones(1)}, tmp_path / "x.safetensors")
     with pytest.raises(CheckpointError, match="contains no compaction plan"):
         read_checkpoint(tmp_path / "x.safetensors")
+
+
+def test_what_the_package_reads(tmp_path: Path) -> None:
+    """Tensors of any dtype and layout, a name and metadata beyond ASCII; aligned, and as the umask allows."""
+    numbers = torch.complex(torch.rand(2), torch.rand(2)).conj()
+    tensors = {
+        "half": torch.rand(3).half(),
+        "flag": torch.tensor(True),
+        "turned": torch.rand(4, 2).t(),
+        "none": torch.zeros(0, 3),
+        "wide": torch.rand(3).double(),
+        "größe": torch.rand(1).expand(5),
+        "conjugate": numbers,
+        "negative": numbers.imag,
+        "small": torch.rand(3).to(torch.float8_e5m2),
+    }
+    path = tmp_path / "x.safetensors"
+    write_tensors(tensors, path, {"format": "pt", "said": '"ü"'})
+    loaded = safetensors.load_file(path)
+    assert loaded.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert loaded[name].dtype is tensor.dtype and loaded[name].tolist() == tensor.tolist()
+    with pytest.importorskip("safetensors").safe_open(path, "pt") as file:
+        assert file.metadata() == {"format": "pt", "said": '"ü"'}
+    data = path.read_bytes()
+    assert int.from_bytes(data[:8], "little") % 8 == 0
+    assert path.stat().st_mode & 0o777 == Path(torch_saved(tmp_path)).stat().st_mode & 0o777
+
+
+def torch_saved(folder: Path) -> Path:
+    """A file that torch wrote."""
+    torch.save({}, folder / "x.pt")
+    return folder / "x.pt"
+
+
+def test_writers_in_one_folder(tmp_path: Path) -> None:
+    """Nobody takes the file that another one is writing for a leftover."""
+
+    def write(number: int) -> None:
+        for _ in range(20):
+            write_tensors({"a": torch.full((4,), float(number))}, tmp_path / f"{number % 2}.safetensors", {})
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["0.safetensors", "1.safetensors"]
