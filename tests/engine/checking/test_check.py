@@ -51,6 +51,10 @@ UNSEEN = {
     "transformers::grouped_mm_fallback": "of a package that need not be there",
     "type_as": "gives its input back",
     "vdot": "torch computes a spectral norm with it, or with `dot`",
+    **dict.fromkeys(
+        ["addbmm", "addmv", "addr", "bilinear", "conv_tbc", "ger", "inner", "linalg_vecdot", "outer", "tensordot"],
+        "freezes all that it is given",
+    ),
     **dict.fromkeys(["bernoulli", "binomial", "normal", "poisson"], "draws from parameters; the tests of noise try it"),
     **dict.fromkeys(
         ["cauchy", "exponential", "geometric", "log_normal", "rand_like", "randint_like", "random", "uniform"],
