@@ -230,7 +230,7 @@ def group_masks(groups: Iterable[Group], keep: Mapping[str, Tensor]) -> dict[str
         ``{module: {parameter: float mask}}`` in full parameter shape (expanded, not materialised).
 
     Raises:
-        InputError: for an unknown group name, or a wrong length.
+        InputError: for an unknown group name, a wrong length, or entries other than 0 and 1.
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(1, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1))
@@ -239,6 +239,7 @@ def group_masks(groups: Iterable[Group], keep: Mapping[str, Tensor]) -> dict[str
         >>> masks["0"]["bias"], masks["0"]["weight"].shape
         (tensor([1., 0., 1., 0.]), torch.Size([4, 1, 1, 1]))
     """
+    check_kinds(group_masks, locals())
     groups_by_name = {group.name: group for group in groups}
     masks: dict[str, Tensor] = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -252,6 +253,8 @@ def group_masks(groups: Iterable[Group], keep: Mapping[str, Tensor]) -> dict[str
                 else f"known are {', '.join(groups_by_name)}"
             )
             raise InputError(f"`keep` names the group {name!r} with shape {tuple(stays.shape)}; {have}.")
+        if stays.dtype is not torch.bool and not ((stays == 0) | (stays == 1)).all():
+            raise InputError(f"`keep` of the group {name!r} has entries other than 0 and 1.")
         for parameter, mask, shape in _member_masks(groups_by_name[name], stays):
             masks[parameter] = mask * masks[parameter] if parameter in masks else mask
             shapes[parameter] = shape

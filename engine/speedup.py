@@ -171,6 +171,8 @@ class ModelSpeedup:
             example = dummy_input if graph is None else graph.kwargs or graph.args
             ways: Any = {} if graph is None else {"constants": graph.constants, "entries": graph.entries}
             graph = trace(model, example, opaque=opaque, **ways)
+        if batch_dim and graph.inputs and graph.inputs[0].ndim <= batch_dim:
+            raise InputError(f"`batch_dim` is {batch_dim}, but the first input has the shape {graph.inputs[0].shape}.")
         self._graph = graph
         self._rules: Registry = rules_of(graph) if rules is None else rules
         self._done: Plan | None = None

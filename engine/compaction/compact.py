@@ -20,7 +20,7 @@ from engine.compaction.optimizers import check_entrywise, check_follows, small_s
 from engine.compaction.parts import remember
 from engine.compaction.sharing import sharing_of
 from engine.compaction.slices import Slice
-from engine.errors import PlanError
+from engine.errors import InputError, PlanError
 from engine.numbers.integers import with_integers
 from engine.program.arrays import is_finite, same_entries
 from engine.program.sharded import why_sharded
@@ -43,14 +43,19 @@ class Compaction(Change):
 
     Raises:
         PlanError: if the model's parameters are sharded over several processes.
+        InputError: for something else in the place of an optimizer.
     """
 
     def __init__(self, model: nn.Module, optimizers: OptimizerLike = None, functions: Replace | None = None) -> None:
         sharded = why_sharded(model)
         if sharded is not None:
             raise PlanError(sharded)
-        candidates = (None, *([optimizers] if isinstance(optimizers, Optimizer) else optimizers or ()))
+        several = optimizers is None or isinstance(optimizers, (list, tuple))
+        candidates: Sequence[Any] = optimizers or () if several else [optimizers]  # type: ignore[assignment]
         self._optimizers = [o for o in candidates if o is not None]
+        odd = next((o for o in self._optimizers if not hasattr(o, "param_groups")), None)
+        if odd is not None:
+            raise InputError(f"`optimizer` must be an optimizer, a list of them or None, got {odd!r}.")
         super().__init__(model, functions, bool(self._optimizers))
         self._stored = stored_tensors(model)
         self._sharing = sharing_of(model)

@@ -133,3 +133,13 @@ def test_an_embedding_puts_channels_out() -> None:
         masks = engine.group_masks([group], {"embed": torch.arange(16) < 9})
         assert masks["embed"]["weight"].shape == (11, 16) and not masks["embed"]["weight"][:, 9:].any()
         assert any("embed" in names for names in engine.ChannelDependency(model, sentence()).dependency_sets)
+
+
+def test_what_is_no_mask_of_units() -> None:
+    """Nothing, and numbers between 0 and 1 or NaN, of which a float mask would keep a part."""
+    groups = engine.dependency_groups(nn.Sequential(nn.Conv2d(1, 2, 1), nn.Conv2d(2, 1, 1)), torch.zeros(1, 1, 2, 2))
+    for entry in (0.5, float("nan")):
+        with pytest.raises(InputError, match="`keep` of the group '0' has entries other than 0 and 1"):
+            engine.group_masks(groups, {"0": torch.tensor([1.0, entry])})
+    with pytest.raises(InputError, match="`keep` must be a mapping, got None"):
+        engine.group_masks(groups, None)  # type: ignore[arg-type]

@@ -620,3 +620,19 @@ def test_it_is_analysed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     speedup = engine.ModelSpeedup(model, image(), dead(model, {"0": [0, 1]}, bias=True))
     speedup.speedup_model()
     assert calls == [model] and speedup.certificate.verified
+
+
+@pytest.mark.parametrize("optimizer", ["adam", torch.optim.SGD, [3]])
+def test_what_is_no_optimizer_is_named(optimizer: Any) -> None:
+    """A name, a class, or a number in a list; the model is as before."""
+    model = plain()
+    before = snapshot(model)
+    with pytest.raises(InputError, match="`optimizer` must be an optimizer"):
+        engine.ModelSpeedup(model, image(), dead(model, {"0": [1]})).speedup_model(optimizer)
+    assert unchanged(model, before)
+
+
+def test_a_batch_dimension_that_is_not_there() -> None:
+    """It was taken to be any."""
+    with pytest.raises(InputError, match="`batch_dim` is 7, but the first input has the shape"):
+        engine.ModelSpeedup(plain(), image(), {}, batch_dim=7)
