@@ -124,7 +124,11 @@ def export_torchscript(model: nn.Module, path: str | os.PathLike[str], example_i
     def write(where: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*torch.jit.* is deprecated")  # the caller chose TorchScript
-            torch.jit.script(model).save(os.fspath(where))
+            warnings.filterwarnings("ignore", message=".*to_torchscript.* has been deprecated")
+            # A LightningModule refuses to be compiled in any other way, as it has no Trainer.
+            own: Any = getattr(model, "to_torchscript", None)
+            compiled = torch.jit.script(model) if own is None else own()
+            compiled.save(os.fspath(where))
             loaded: Callable[..., Any] = torch.jit.load(os.fspath(where))
         return loaded
 

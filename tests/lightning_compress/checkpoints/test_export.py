@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
 import engine
@@ -208,3 +209,24 @@ def test_bad_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         export_onnx(model, tmp_path / "m.onnx", x)
     with pytest.raises(VerificationError, match="shapes"):
         difference(nn.Linear(1, 1), nn.Linear(1, 2), [torch.ones(1, 1)])
+
+
+class _Whole(LightningModule):
+    """Its own `forward` computes the output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return three numbers."""
+        output: Tensor = self.layer(x)
+        return output
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_torchscript_of_a_lightning_module(tmp_path: Path) -> None:
+    """Without a Trainer, which the compiler would ask it for; the file needs no Lightning."""
+    model, x = _Whole(), torch.rand(4, 2)
+    assert export_torchscript(model, tmp_path / "m.pt", x) < 1e-6
+    assert torch.equal(torch.jit.load(tmp_path / "m.pt")(x), model(x)) and model.training
