@@ -120,7 +120,7 @@ class ChannelDependency:
         Example:
             >>> net = nn.Sequential(nn.Conv2d(3, 4, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1))
             >>> print(ChannelDependency(net, torch.zeros(1, 3, 8, 8)).tree("0"))
-            0: 4 channels that go together
+            0: 4 channels that are removed together
             ├── 0 (Conv2d)
             │   └── weight [4, 3, 1, 1], dim 0: out
             ├── 1 (BatchNorm2d)
@@ -134,7 +134,7 @@ class ChannelDependency:
         groups = [g for g in groups_of(self._structure, self._structure.graph.stored) if layer in g.layers]
         if not groups:
             layer_names = ", ".join(list(dict.fromkeys(name for name, _ in producers_of(self._structure)))[:8])
-            raise InputError(f"There is no layer {layer!r} that puts channels out; the first ones are {layer_names}.")
+            raise InputError(f"No layer {layer!r} produces channels; the first layers that do: {layer_names}.")
         return "\n".join(_tree(group, self._structure.graph) for group in groups)
 
 
@@ -142,8 +142,8 @@ def _tree(group: Group, graph: Graph) -> str:
     modules: dict[str, list[Member]] = {}
     for member in group.members:
         modules.setdefault(member.parameter.rpartition(".")[0], []).append(member)
-    stays = f" and stay ({group.reason})" if group.reason else ""
-    lines = [f"{group.name}: {group.size} channels that go together{stays}"]
+    stays = f", frozen ({group.reason})" if group.reason else ""
+    lines = [f"{group.name}: {group.size} channels that are removed together{stays}"]
     for number, (module, members) in enumerate(modules.items(), 1):
         branch, indent = ("└── ", "    ") if number == len(modules) else ("├── ", "│   ")
         lines.append(f"{branch}{module or 'the model itself'} ({graph.types[module].__name__})")
@@ -352,7 +352,7 @@ def not_safe_to_prune(
         ):
             mixer = _mixer(structure, output_slots)
             if mixer is not None:
-                reasons.setdefault(name, f"{mixer} mixes its channels with other axes: no part of them can go")
+                reasons.setdefault(name, f"{mixer} mixes its channels with other axes: no part of them can be removed")
     return UnsafeLayers(reasons)
 
 

@@ -246,7 +246,7 @@ def group_masks(groups: Iterable[Group], keep: Mapping[str, Tensor]) -> dict[str
             have = (
                 f"it has {groups_by_name[name].size} units"
                 if name in groups_by_name
-                else f"known are {', '.join(groups_by_name)}"
+                else f"the groups are {', '.join(groups_by_name)}"
             )
             raise InputError(f"`keep` names the group {name!r} with shape {tuple(stays.shape)}; {have}.")
         for parameter, mask, shape in _member_masks(groups_by_name[name], stays):

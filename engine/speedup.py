@@ -50,9 +50,9 @@ _LEAVES_CONSTANTS = (
 )
 
 _SEPARATED = (
-    "{} share memory, so that a step of an optimizer on one changes the other; of one of them other entries are "
-    "removed, after which they do not. Make them one parameter (`decoder.weight = encoder.weight`, or "
-    "`F.linear(x, encoder.weight.t())` where it is transposed)."
+    "{} share memory, so that an optimizer's step on one changes the other; they lose different entries, after which "
+    "they no longer share it. Make them one parameter (`decoder.weight = encoder.weight`, or "
+    "`F.linear(x, encoder.weight.t())` if it is transposed)."
 )
 
 _TRAINS_OTHERWISE = "Removing the channels now would change what is learned; compact after training."
@@ -183,10 +183,10 @@ class ModelSpeedup:
         """Return whether the compaction is exact in train mode, too: no removed channel leaves a constant behind.
 
         Args:
-            training: whether training continues, so that it has to be.
+            training: whether training continues, so that it has to be exact.
 
         Raises:
-            VerificationError: where it has to be, and is not.
+            VerificationError: if it has to be exact and is not.
         """
         return self._in_train(*self._decided(), training)
 
@@ -319,7 +319,7 @@ class ModelSpeedup:
         return replace(analysis, plan=replace(plan, exchanges=tuple(exchanges))), False
 
     def _centres(self, exchange: Exchange) -> TypeGuard[NarrowedNorm]:
-        """Whether it is a norm that subtracts a mean, so that no ordinary one computes the same."""
+        """Whether a norm subtracts a mean, so that no ordinary norm computes the same."""
         return isinstance(exchange, NarrowedNorm) and not is_root_mean_square(
             type(self._model.get_submodule(exchange.module))
         )

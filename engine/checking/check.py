@@ -52,8 +52,8 @@ class RuleReport:
         ]
         could = [f"  {freed}" for freed in self.freed]
         unseen = [f"  {op}" for op in self.missing]
-        sections = [(f"Checked ({self.calls} calls by brute force):", lines), ("Left whole:", reasons)]
-        sections += [("Could go, and stays:", could), ("Not called by any sample:", unseen)]
+        sections = [(f"Checked ({self.calls} calls by brute force):", lines), ("Frozen:", reasons)]
+        sections += [("Removable, but frozen by the rule:", could), ("Not called by any sample:", unseen)]
         return "\n".join("\n".join([title, *rest]) for title, rest in sections if rest)
 
 

@@ -276,7 +276,7 @@ def _check_constants(call: Call, pattern: Pattern, rules: Registry, generator: t
             array = array.expand(output.shape)
             sure = array == 0 if constants.has_profile(value) else ~array.isnan()
             if not close(array[sure], output[sure]):
-                raise _wrong(call, "constants", f"a known entry is {_difference(array[sure], output[sure])}")
+                raise _wrong(call, "constants", f"a constant entry is {_difference(array[sure], output[sure])}")
 
 
 def _check_use(call: Call, pattern: Pattern, rules: Registry, generator: torch.Generator) -> None:
@@ -294,7 +294,7 @@ def _check_use(call: Call, pattern: Pattern, rules: Registry, generator: torch.G
     for value, a, b in zip(node.outputs, run(node, before), run(node, after), strict=True):
         used = use[value].expand(a.shape)
         if not close(a[used], b[used]):
-            raise _wrong(call, "use", f"a used output notices what is called unused ({_difference(a[used], b[used])})")
+            raise _wrong(call, "use", f"an unused entry changes a used output ({_difference(a[used], b[used])})")
 
 
 def check_call(call: Call, rules: Registry, generator: torch.Generator) -> None:

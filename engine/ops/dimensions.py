@@ -105,7 +105,7 @@ def _meet(node: Node, labels: Labels, factors: tuple[Factor, Factor], letter: st
         return
     for row in rows:
         if row is not None:
-            labels.slots.freeze(row, f"{node!r} contracts it with what has a fixed size")
+            labels.slots.freeze(row, f"{node!r} contracts it with a tensor of fixed size")
 
 
 def _pass_row(labels: Labels, row: Tensor | None, target: Value, dim: int) -> None:

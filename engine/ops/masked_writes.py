@@ -57,7 +57,7 @@ def _labels(node: Node, labels: Labels) -> None:
             labels.add(node.output, layer.reshape([1] * (node.output.ndim - 1) + [-1]))
     widths = [value for value in node.inputs if value.shape[-1] > 1]
     if any(labels.along(value, value.ndim - 1) is None for value in widths):
-        labels.hold(node.output, {node.output.ndim - 1}, f"{node!r} combines it with what has a fixed size")
+        labels.hold(node.output, {node.output.ndim - 1}, f"{node!r} combines it with a tensor of fixed size")
 
 
 def _in_each_row(array: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ def _labels(node: Node, labels: Labels) -> None:
     for value in operands:
         slotted_dims = {d for layer in labels.layers(value) for d in support(layer)}
         fixed = {d for d, size in enumerate(value.shape) if d != dim and size > 1} - slotted_dims
-        labels.hold(node.output, fixed, f"{node!r} combines it with what has a fixed size")
+        labels.hold(node.output, fixed, f"{node!r} combines it with a tensor of fixed size")
 
 
 def _along(node: Node, array: Tensor) -> Tensor:

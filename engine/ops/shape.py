@@ -245,7 +245,7 @@ def _as_other(labels_of: Callable[[Node, Labels], None]) -> Callable[[Node, Labe
         for value, supports in ((other, mine), (target, theirs)):
             for layer in labels.layers(value):
                 if support(layer) not in supports:
-                    labels.slots.freeze(layer, f"{node!r} takes the size of what does not go along")
+                    labels.slots.freeze(layer, f"{node!r} takes the size of a tensor that keeps its channels")
         for layer in labels.layers(other):
             labels.add(target, layer)
 

@@ -214,7 +214,7 @@ def _hold_amounts(
         beside: weights and biases, along whose channels no amount is taken.
     """
     dims = dims_of(node, names, preserved)
-    reason = f"{node!r} takes an amount of it that may be another one in another call"
+    reason = f"{node!r} takes an amount of it that may differ in another call"
     for value in (*(value for value in node.inputs if value not in beside), *node.outputs):
         if preserved and value not in node.inputs:
             concerned = set(range(value.ndim)).difference(preserved.values())

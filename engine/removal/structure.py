@@ -110,7 +110,7 @@ def _without_sizes(structure: Structure, keep: Tensor) -> Found:
     for node, reason, slots in settle(Shrunk(structure, keep)).unmet:
         gone = slots[~keep[slots]]
         if not len(gone):
-            raise RuleError(f"The rule of {node!r} asks for a size that differs from the recorded one. {reason}")
+            raise RuleError(f"The rule of {node!r} demands a size that differs from the recorded one. {reason}")
         yield reason, gone, True
 
 

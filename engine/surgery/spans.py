@@ -75,8 +75,8 @@ def check_spans(model: nn.Module, weights: Mapping[str, Any], strict: bool) -> N
     odd = sorted(name for name in weights if is_span(name) and name not in expected)
     if odd:
         raise CheckpointError(
-            f"The weights have {odd[0]!r}, of a norm that keeps the statistics of channels that are gone; here that "
-            "norm is another. Take another copy of the file, or compact again."
+            f"The weights have {odd[0]!r}, of a norm that keeps the statistics of removed channels, but the norm "
+            "here does not. Use another copy of the file, or compact again."
         )
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, Spanning):

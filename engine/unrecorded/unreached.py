@@ -69,7 +69,7 @@ def assumptions_about_unreached_code(
     idle.use_values_of_siblings(runs.modules, dataflow, assumptions)
     use_values_near_idle_modules(runs.coverage, runs.modules, idle, dataflow, assumptions)
     for code in runs.coverage.cut_off:
-        reason = f"could be used by the code of {code.co_name} that an error cut off"
+        reason = f"could be used by the code of {code.co_name} that an error skipped"
         use_values_around_code(code, runs.modules, dataflow, assumptions, reason)
     coverages = runs.coverage.functions.values()
     assume_fallbacks_vary(coverages, arguments.that_vary_in, runs.parameters, dataflow, assumptions)
@@ -216,7 +216,7 @@ class _UntakenBranches:
         """Let variables keep the values from before code that always ran, or ran in some rounds."""
         if branch.has_run and branch.branch.skips_results:  # what is first, or last, is another one then
             self._note(self.notes.left_out, branch)
-            reason = f"may be handed on by {branch.code.co_name} in other rounds"
+            reason = f"may be passed on by {branch.code.co_name} in other rounds"
             use_values_around_code(branch.code, self._runs.modules, self._dataflow, self._assumptions, reason)
         for name, effect in branch.effects_of_skipping().items():
             values = branch.values_of(name, self._runs.stored)

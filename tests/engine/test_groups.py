@@ -113,7 +113,7 @@ def test_two_groups_in_one_parameter() -> None:
 def test_unknown_groups_and_wrong_lengths_are_refused(name: str, size: int) -> None:
     """With the name, and what there is."""
     groups = engine.dependency_groups(plain(), image())
-    with pytest.raises(InputError, match=rf"'{name}' with shape \({size},\); (known are 0, 3, 7|it has 6 units)"):
+    with pytest.raises(InputError, match=rf"'{name}' with shape \({size},\); (the groups are 0, 3, 7|it has 6 units)"):
         engine.group_masks(groups, {name: torch.ones(size, dtype=torch.bool)})
 
 

@@ -106,10 +106,7 @@ class Replacement(Exchange):
     @property
     def permanent(self) -> str:
         """Why it is permanent: the old module is not stored."""
-        return (
-            f"{self.module!r} was replaced by a function, which cannot be taken back. Build a new instance of the "
-            "model."
-        )
+        return f"{self.module!r} was replaced by a function, which cannot be undone. Build a new instance of the model."
 
     def prepare(self, change: Change) -> None:
         """Have the user's function narrow the module, and put the result in every place of the module.
@@ -119,8 +116,8 @@ class Replacement(Exchange):
         """
         if change.trained:
             raise PlanError(
-                f"{self.module!r} is to be replaced by `customized_replace_func`, and an optimizer would go on with "
-                "the old one. Compact without the optimizer, and make a new one afterwards."
+                f"{self.module!r} is to be replaced by `customized_replace_func`, and the optimizer would continue "
+                "with the old one. Compact without the optimizer, and create a new one afterwards."
             )
         old = change.module(self.module)
         new = replaced_by(self, old, change.functions, change.device)
@@ -216,8 +213,8 @@ def replaced_by(plan: Replacement, module: nn.Module, functions: Replace, device
     what = f"{plan.module!r} ({type(module).__name__})"
     if function is None:
         raise PlanError(
-            f"{what} was made smaller by a function, which a plan does not hold. Pass the same "
-            "`customized_replace_func` again, or put the smaller module there first."
+            f"{what} was narrowed by a function, which a plan does not contain. Pass the same "
+            "`customized_replace_func` again, or put the narrowed module in place first."
         )
     device = next((t.device for t in module.parameters()), device)
     masks = plan.masks(module, torch.device("cpu") if device.type == "meta" else device)  # masks need data
