@@ -134,7 +134,7 @@ class ChannelDependency:
         groups = [g for g in groups_of(self._structure, self._structure.graph.stored) if layer in g.layers]
         if not groups:
             layer_names = ", ".join(list(dict.fromkeys(name for name, _ in producers_of(self._structure)))[:8])
-            raise InputError(f"No layer {layer!r} produces channels; the first layers that do: {layer_names}.")
+            raise InputError(f"There is no layer {layer!r} that produces channels; the first are {layer_names}.")
         return "\n".join(_tree(group, self._structure.graph) for group in groups)
 
 
@@ -269,7 +269,7 @@ class GroupDependency:
         structure = structure_for(model, dummy_input, graph, rules)
         self.dependency: dict[str, int] = {}
         for name, output_slots in producers_of(structure):
-            parts = [_parts_hit(rows, output_slots) for c in structure.constraints for rows in _parted(c)]
+            parts = [_parts_hit(rows, output_slots) for c in structure.constraints for rows in _balanced_rows(c)]
             self.dependency[name] = math.lcm(self.dependency.get(name, 1), *parts)
         self.dependency_sets = self.dependency
 
@@ -285,7 +285,7 @@ class GroupDependency:
             writer.writerows(self.dependency.items())
 
 
-def _parted(constraint: Constraint) -> list[Tensor]:
+def _balanced_rows(constraint: Constraint) -> list[Tensor]:
     """Return labels (parts, size) whose parts keep equally many slots."""
     if isinstance(constraint, Grouped):
         return [labels for labels in (constraint.inputs, constraint.outputs) if labels is not None]

@@ -118,12 +118,12 @@ def _run(
     setting: Any = (),
     contents: Contents | None = None,
 ) -> None:
-    with _recording(recorder, model, opaque, train, (args, kwargs), contents) as stack, _held(setting):
+    with _recording(recorder, model, opaque, train, (args, kwargs), contents) as stack, _with_setting(setting):
         recorder.run(lambda a, k: call_model(model, a, k), args, kwargs, stack, path)
 
 
 @contextmanager
-def _held(setting: Sequence[tuple[Attribute | OuterValue, Any]]) -> Iterator[None]:
+def _with_setting(setting: Sequence[tuple[Attribute | OuterValue, Any]]) -> Iterator[None]:
     """Give attributes and outer values other values inside the context."""
     with ExitStack() as scope:
         for place, value in setting:
@@ -147,7 +147,7 @@ def _run_entry(
             with (
                 preserving_outer_modules(entry, model),
                 _recording(recorder, model, opaque, train, arguments) as stack,
-                _held(setting),
+                _with_setting(setting),
             ):
                 recorder.run_entry(
                     lambda a, k: call_entry(entry, a, k), entry.args, entry.kwargs, stack, entry.name, fake=fake

@@ -81,9 +81,9 @@ def sizes_further(
     at: Mapping[Axis, int],
     axes: Sequence[Axis],
 ) -> Iterator[dict[Axis, int]]:
-    """Yield the next larger size and the next smaller one at which a decision has a number that it had in no run.
+    """Yield the next larger and the next smaller size at which the number behind a decision is new.
 
-    The number is that of a loop's rounds or of an item, or how many of several numbers a size exceeds.
+    This is a loop's number of rounds, an item's number, or how many of several numbers a size exceeds.
 
     Args:
         guard: the decision.

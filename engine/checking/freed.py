@@ -115,7 +115,7 @@ def _op_allows(call: Call, combination: Pattern, gone: Sequence[int], full: Tens
     for value, (dim,) in combination.items():
         stays = torch.tensor([i for i in range(value.shape[dim]) if i not in gone])
         parts[value.index] = _fenced(full[value.index].index_select(dim, stays), value)
-    for demands in _retold(call, combination, gone):
+    for demands in _demand_variants(call, combination, gone):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about unexpected sizes
@@ -135,8 +135,8 @@ def _fenced(part: Tensor, value: Value) -> Tensor:
     return memory[: part.numel()].view(part.shape)
 
 
-def _retold(call: Call, combination: Pattern, gone: Sequence[int]) -> Iterator[list[Demand]]:
-    """Yield no demands, then one that scales a single number like the size that is cut."""
+def _demand_variants(call: Call, combination: Pattern, gone: Sequence[int]) -> Iterator[list[Demand]]:
+    """Yield no demands, then single demands that scale one number as the cut scales the size."""
     yield []
     size = next(v.shape[d] for v, (d,) in combination.items())
     for name, argument in call.node.args.items():

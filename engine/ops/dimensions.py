@@ -33,7 +33,7 @@ __all__ = ["RULES"]
 
 
 def _by_entry(rule: Rule, describe: Describe, **fields: Any) -> Rule:
-    """Return the rule of a product by which entries go from all heads, where one of the factors is zero.
+    """Return the rule of a product that removes entries from all heads where one of the factors is zero.
 
     Letters that are summed over are tied between factors, those of one factor propagate, and those that factors share
     with the result stay: heads and positions.

@@ -1,4 +1,4 @@
-"""Rows written where a mask is true: masked_scatter, which puts what an image encoder computes between embedded words.
+"""Rows written where a mask is true: masked_scatter, which inserts the outputs of an image encoder between words.
 
 The entries of the source are taken in order. If the mask is the same for all channels, each place that it selects takes
 a row of the source, channel by channel.
@@ -67,7 +67,7 @@ def _in_each_row(array: Tensor) -> Tensor:
 
 
 def _constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
-    """A channel that is the same number in base and source is so in the result."""
+    """A channel with the same constant in base and source keeps it in the result."""
     if not _writes_rows(node, constants.graph):
         return None
     base, _, source = _operands(node)

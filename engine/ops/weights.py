@@ -6,8 +6,8 @@ of ``v``. Removing an input, a column of ``v``, changes the norm, which is corre
 A layer may limit the norms of its rows (``self.weight.data = torch.renorm(…)``, as networks for EEG do): its rows can
 be removed, the entries within a row are frozen.
 
-A layer may also be converted at each call, like a router that computes in a dtype of its own: such a check looks at the
-type of its weight and reads no entry of it.
+A layer may also convert itself at each call, like a router that computes in its own dtype: this check reads the dtype
+of its weight, but no entry.
 """
 
 from __future__ import annotations

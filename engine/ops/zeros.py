@@ -1,8 +1,8 @@
-"""Large products and convolutions in float64 without what a mask has made zero.
+"""Large products and convolutions in float64, skipping what masks have zeroed.
 
 Of a masked layer, whole rows and columns of the weight are zero, and so are the channels that it reads from another
-such layer. What they add is zero, provided that nothing is infinite or undefined: leaving them out gives the same sums,
-in a quarter of the time where half of the channels are masked. What is zero is looked up in the numbers, at each call.
+such layer. They add zero, provided that nothing is infinite or NaN: leaving them out gives the same sums, in a quarter
+of the time if half of the channels are masked. Zeros are determined from the numbers, at each call.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _product(func: Callable[..., Any], arguments: Mapping[str, Any]) -> Tensor |
 
 
 def _is_small(left: Tensor, right: Tensor, columns: int) -> bool:
-    """Whether a product takes no longer than to look for zeros in it."""
+    """Whether a product takes no longer than looking for zeros in it."""
     return left.numel() * columns < max(_LARGE, _REPEATED * (left.numel() + right.numel()))
 
 
@@ -91,14 +91,14 @@ def _summary(tensor: Tensor, summarize: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def _part(tensor: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Return what stays of a weight along its first two dimensions."""
+    """Return the remaining part of a weight along its first two dimensions."""
     if isinstance(tensor, RecomputedTensor):
         return tensor.part(first.nonzero()[:, 0], second.nonzero()[:, 0])
     return _cut(_cut(tensor, 0, first), 1, second)
 
 
 def _reduced(left: Tensor, right: Tensor, bias: Tensor | None, transposed: bool) -> Tensor | None:
-    """Multiply two matrices without rows, columns and sums that are zero, and add a bias; None where few are."""
+    """Multiply two matrices without zero rows, columns and summands, and add a bias; None if few are zero."""
     if not (_may_hold_zeros(left) and _may_hold_zeros(right)):
         return None
     sums = [_summary(m, _by_rows_and_columns).split(list(m.shape)) for m in (left, right)]
@@ -126,17 +126,17 @@ def _share(*stays: Tensor) -> float:
 
 
 def _is_finite(*tensors: Tensor) -> bool:
-    """Whether nothing is infinite or undefined; a sum that is too large counts as infinite."""
+    """Whether no entry is infinite or NaN; a sum that overflows counts as infinite."""
     return all(math.isfinite(float(t.sum())) for t in tensors)
 
 
 def _cut(tensor: Tensor, dim: int, stays: Tensor) -> Tensor:
-    """Return what stays along a dimension."""
+    """Return the remaining entries along a dimension."""
     return tensor if bool(stays.all()) else tensor.index_select(dim, stays.nonzero()[:, 0])
 
 
 def _spread(tensor: Tensor, dim: int, stays: Tensor) -> Tensor:
-    """Put back zeros for what does not stay."""
+    """Insert zeros for the entries that were left out."""
     if bool(stays.all()):
         return tensor
     shape = [len(stays) if d == dim else n for d, n in enumerate(tensor.shape)]

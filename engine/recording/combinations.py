@@ -89,7 +89,7 @@ class Combinations:
         settings: attributes that code sets.
         outer: values outside of the model.
         dynamic_dims: as for `engine.trace`.
-        drops: returns whether a call only drops entries at random.
+        drops: returns whether a call only drops entries at random (dropout).
     """
 
     def __init__(

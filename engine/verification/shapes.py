@@ -75,7 +75,7 @@ def check_shapes(model: nn.Module, analysis: Analysis) -> None:
 
 
 def _check_channels(graph: Graph, small: Graph, analysis: Analysis) -> None:
-    """Compare only the channels, by call in the source, because data decide how often it runs, and on how many samples.
+    """Compare only the channels of each call in the source, if data decide how often it runs, and on how many samples.
 
     Raises:
         VerificationError: naming the first call that differs.

@@ -98,7 +98,7 @@ def training_step(
         copied: whether the tensors are copied; otherwise the step may write to those that are not the model's own.
 
     Raises:
-        TraceError: if the model rejects the inputs, or its backward fails.
+        TraceError: if the model rejects the inputs, or its backward pass fails.
 
     Example:
         >>> layer = nn.Linear(2, 1, bias=False)

@@ -94,7 +94,7 @@ class Trial:
 
 
 def not_compared(rejected: Iterable[tuple[Trial, str]], notes: Sequence[str] = ()) -> Iterator[str]:
-    """Yield notes on the runs that a model rejected, with each cause once, unless it is noted already.
+    """Yield notes on the runs that a model rejected, each cause once and unless it is noted already.
 
     Args:
         rejected: runs, with the errors that ended them.

@@ -37,7 +37,7 @@ def as_patterns(patterns: str | Sequence[str] | None, name: str = "layers") -> t
     """Convert one or several patterns to a tuple.
 
     Raises:
-        MisconfigurationException: naming the argument, if it holds anything else than text.
+        MisconfigurationException: naming the argument, if it contains anything but text.
 
     Example:
         >>> as_patterns("conv*"), as_patterns(None)

@@ -122,7 +122,7 @@ class Hooks:
             call()
         except (*NEEDS_DATA, EngineError, MisconfigurationException):
             raise
-        except (Exception, KeyboardInterrupt, SystemExit) as error:  # of the user's code, which may end a fit by them
+        except (Exception, KeyboardInterrupt, SystemExit) as error:  # of any kind, even to end a fit
             if isinstance(error, KeyboardInterrupt) and not _is_raised_by_code(error):
                 raise
             if self._has_no_data():

@@ -98,7 +98,7 @@ class _Delegate:
 
 
 class _StillLoop(_Delegate):
-    """A loop of the Trainer that does not run, and neither do those inside of it; changes of them are kept here."""
+    """A stand-in for a loop of the Trainer. Neither it nor its inner loops run, and it keeps changes to itself."""
 
     def __getattr__(self, name: str) -> Any:
         value = super().__getattr__(name)
@@ -107,7 +107,7 @@ class _StillLoop(_Delegate):
         return value
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse to run: the hook that asks for it cannot be recorded (`LearningRateFinder.lr_find`)."""
+        """Refuse to run: a hook that calls it cannot be recorded (`LearningRateFinder.lr_find`)."""
         raise RuntimeError("The Trainer does not run while a step is recorded.")
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
@@ -228,7 +228,7 @@ def quiet(pl_module: LightningModule, trainer: Any, moment: Mapping[str, Any]) -
     vars(still).update(
         moment, save_checkpoint=_nothing, print=_nothing, strategy=strategy, lr_scheduler_configs=configs
     )
-    vars(still).update(_still_parts(trainer))
+    vars(still).update(_stub_parts(trainer))
     vars(still).update(dict.fromkeys(("callback_metrics", "logged_metrics", "progress_bar_metrics"), metrics))
     answers = {
         "log": record.log,
@@ -258,8 +258,8 @@ def quiet(pl_module: LightningModule, trainer: Any, moment: Mapping[str, Any]) -
         yield record
 
 
-def _still_parts(trainer: Any) -> dict[str, Any]:
-    """Return stand-ins for what runs the loops of a Trainer, restores its state, and shows its progress."""
+def _stub_parts(trainer: Any) -> dict[str, Any]:
+    """Return stand-ins for the parts of a Trainer that run its loops, restore its state, and show its progress."""
     loops = {name: _StillLoop(getattr(trainer, name)) for name in _LOOPS}
     active = next((loop for name, loop in loops.items() if trainer._active_loop is getattr(trainer, name)), None)
     bar = trainer.progress_bar_callback

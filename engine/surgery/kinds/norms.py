@@ -353,7 +353,7 @@ class NarrowedNorm(Exchange):
         return torch.cat([part.view(later.groups, -1) for part in parts], 1).reshape(-1)
 
     def prepare(self, change: Change) -> None:
-        """Make the narrowed norm span its full width.
+        """Exchange the class, so that the narrowed norm spans its full width.
 
         Raises:
             PlanError: if the module's class cannot be exchanged, or its size does not match.

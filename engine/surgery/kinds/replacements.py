@@ -89,7 +89,7 @@ class Replacement(Exchange):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What loading the weights into a fresh model takes."""
+        """What is needed to load the weights into a fresh model."""
         return (f"{self.module!r} ({self.class_name}) is replaced; a fresh model needs the same replacement.",)
 
     def __str__(self) -> str:
