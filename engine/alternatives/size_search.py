@@ -50,7 +50,7 @@ def changes(guard: Guard, leaf: ShapeOf, seen: Collection[int | float]) -> Itera
     size, bound = leaf.value.shape[leaf.dim], guard.expr.right
     near = [bound - size + step for step in (-1, 0, 1)] if isinstance(bound, int) else []
     if not guard.decides or any(isinstance(other, AttributeOf) for other in leaves(guard.expr)):
-        yield from near  # a number that forgets where it is from is another in any case
+        yield from near  # a number without its expression counts as another one in any case
         return
 
     def outcome(expr: Expr, change: int, alone: bool) -> Any:

@@ -315,7 +315,7 @@ def record_entry(recorder: EntryRecorder, run: Callable[..., None], entry: Entry
         new = False
         if mark is not None:
             new = runs.add(recorder.since(mark))
-            new |= way.after is not None  # which may do something else then, though the entry does not
+            new |= way.after is not None  # which may behave differently then, although the entry does not
             if not new:
                 recorder.drop(mark)
         if new and not setting:

@@ -340,7 +340,7 @@ def _is_plain(tensor: Tensor | None) -> TypeGuard[Tensor]:
 @contextmanager
 def _uncompiled() -> Iterator[None]:
     """Run compiled modules as Python code; otherwise torch would permanently mark their code as not compilable."""
-    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and to ask for it would import the compiler
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and asking would import the compiler
         yield
         return
     with torch.compiler.set_stance("force_eager"):

@@ -84,7 +84,7 @@ class Proof:
         self._model, self._analysis = model, analysis
         self._graph, self._batch_dim = analysis.structure.graph, batch_dim
         heavy = sample_work(self._graph, analysis.structure.rules, batch_dim) > _HEAVY
-        self._few = heavy and is_analytic(self._graph)  # one sample says as much as many
+        self._few = heavy and is_analytic(self._graph)  # one sample is as informative as many
         self._confidence = min(confidence, 2) if self._few else confidence
         self._exact = all(exchange.exact for exchange in analysis.plan.exchanges)
         opaque = self._graph.opaque
@@ -173,7 +173,7 @@ class Proof:
 
     def _run_larger(self, dtype: torch.dtype | None, tensors: Mapping[str, Tensor]) -> None:
         """Run up to two samples at a larger resolution if the model accepts it."""
-        # what runs apart is large: one sample will do, and a picture that is larger along one side is larger as well
+        # samples that run separately are large: one suffices, larger along one side
         trials = [Trial(1, True, dtype, wider=True)] if self._independent else []
         for trial in (*trials, Trial(min(self._confidence, 2), True, dtype), Trial(None, True, dtype)):
             reject_count = len(self._rejected)

@@ -250,7 +250,7 @@ def quiet(pl_module: LightningModule, trainer: Any, moment: Mapping[str, Any]) -
         for module in modules:
             scope.enter_context(_attached(vars(module), answers))
         for module in pl_module.modules():
-            if isinstance(module, AveragedModel):  # it is cut along with the model, whatever it averages
+            if isinstance(module, AveragedModel):  # it is narrowed with the model, whatever it averages
                 averaged = {"update_parameters": _nothing, "forward": _not_read}
                 scope.enter_context(_attached(vars(module), averaged))
         if trainer.world_size > 1:  # the other ranks do not run this
