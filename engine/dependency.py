@@ -142,8 +142,8 @@ def _tree(group: Group, graph: Graph) -> str:
     modules: dict[str, list[Member]] = {}
     for member in group.members:
         modules.setdefault(member.parameter.rpartition(".")[0], []).append(member)
-    stays = f", frozen ({group.reason})" if group.reason else ""
-    lines = [f"{group.name}: {group.size} channels that are removed together{stays}"]
+    frozen = f", frozen ({group.reason})" if group.reason else ""
+    lines = [f"{group.name}: {group.size} channels that are removed together{frozen}"]
     for number, (module, members) in enumerate(modules.items(), 1):
         branch, indent = ("└── ", "    ") if number == len(modules) else ("├── ", "│   ")
         lines.append(f"{branch}{module or 'the model itself'} ({graph.types[module].__name__})")
@@ -179,8 +179,8 @@ def _components(layers: Iterable[tuple[str, Iterable[Hashable]]]) -> list[list[s
     order: dict[str, None] = {}
     for name, shared in layers:
         order[name] = None
-        for thing in shared:
-            first = find(owner.setdefault(thing, name))
+        for key in shared:
+            first = find(owner.setdefault(key, name))
             leader[find(name)] = first
     sets: dict[str, list[str]] = {}
     for name in order:

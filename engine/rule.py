@@ -121,7 +121,7 @@ def _no_magnitude(node: Node) -> tuple[Value, Value, int] | None:
 
 
 def _no_corrections(
-    node: Node, tensor: Callable[[Value], Tensor], stays: Callable[[Value], Tensor | None]
+    node: Node, tensor: Callable[[Value], Tensor], kept_of: Callable[[Value], Tensor | None]
 ) -> Iterable[tuple[Value, Tensor]]:
     return ()
 

@@ -57,8 +57,8 @@ _SEPARATED = (
 
 _TRAINS_OTHERWISE = "Removing the channels now would change what is learned; compact after training."
 _NO_STEP = (
-    "No training step and no entry was compared, since several processes take part in them and might wait for each "
-    "other: what is said of train mode holds by the rules alone."
+    "No training step and no entry was compared, because several processes take part in them and might wait for each "
+    "other: exactness in train mode follows from the rules alone."
 )
 
 

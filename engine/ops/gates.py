@@ -260,8 +260,8 @@ def _masked_units(cell: Cell, constants: Constants) -> Tensor:
     weights = [constants.zero(w) for w in (cell.ih, cell.hh)]
     closed = [~links_of(cell, w, constants)[cell.key].any(1) for w in (cell.ih, cell.hh)]
     masked = [bool(zero.any()) for zero in weights]
-    meant = torch.stack([c if m else torch.ones_like(c) for c, m in zip(closed, masked, strict=True)]).all(0)
-    return meant if any(masked) else torch.zeros_like(meant)
+    all_masked = torch.stack([c if m else torch.ones_like(c) for c, m in zip(closed, masked, strict=True)]).all(0)
+    return all_masked if any(masked) else torch.zeros_like(all_masked)
 
 
 @dataclass(frozen=True, eq=False)

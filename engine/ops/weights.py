@@ -74,11 +74,11 @@ def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:
 
 
 def _corrections(
-    node: Node, tensor: Callable[[Value], Tensor], stays: Callable[[Value], Tensor | None]
+    node: Node, tensor: Callable[[Value], Tensor], kept_of: Callable[[Value], Tensor | None]
 ) -> Iterable[tuple[Value, Tensor]]:
     """``g' = g |v'| / |v|``, where ``v'`` is the rest of ``v``."""
     g, v = _parts(node)
-    mask = stays(v)
+    mask = kept_of(v)
     if mask is not None:
         direction = tensor(v).expand(v.shape)
         share = _norm(node, direction * mask) / _norm(node, direction)

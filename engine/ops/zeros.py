@@ -104,11 +104,11 @@ def _reduced(left: Tensor, right: Tensor, bias: Tensor | None, transposed: bool)
     sums = [_summary(m, _by_rows_and_columns).split(list(m.shape)) for m in (left, right)]
     (rows, inner), (first, second) = sums
     others, columns = (second, first) if transposed else (first, second)
-    stays = [rows.bool(), inner.bool() & others.bool(), columns.bool()]
-    if _share(*stays) > _WORTH or not _is_finite(rows, columns):
+    kept = [rows.bool(), inner.bool() & others.bool(), columns.bool()]
+    if _share(*kept) > _WORTH or not _is_finite(rows, columns):
         return None
-    factor = _part(right, stays[2], stays[1]).t() if transposed else _part(right, stays[1], stays[2])
-    out = _spread(_spread(_part(left, stays[0], stays[1]) @ factor, 0, stays[0]), 1, stays[2])
+    factor = _part(right, kept[2], kept[1]).t() if transposed else _part(right, kept[1], kept[2])
+    out = _spread(_spread(_part(left, kept[0], kept[1]) @ factor, 0, kept[0]), 1, kept[2])
     return out if bias is None else out.add_(_read(bias))
 
 
@@ -121,8 +121,8 @@ def _may_hold_zeros(tensor: Tensor) -> bool:
     return not isinstance(tensor, RecomputedTensor) or tensor.has_parts
 
 
-def _share(*stays: Tensor) -> float:
-    return math.prod(float(stay.sum()) / max(len(stay), 1) for stay in stays)
+def _share(*kept: Tensor) -> float:
+    return math.prod(float(mask.sum()) / max(len(mask), 1) for mask in kept)
 
 
 def _is_finite(*tensors: Tensor) -> bool:
@@ -130,17 +130,17 @@ def _is_finite(*tensors: Tensor) -> bool:
     return all(math.isfinite(float(t.sum())) for t in tensors)
 
 
-def _cut(tensor: Tensor, dim: int, stays: Tensor) -> Tensor:
+def _cut(tensor: Tensor, dim: int, kept: Tensor) -> Tensor:
     """Return the remaining entries along a dimension."""
-    return tensor if bool(stays.all()) else tensor.index_select(dim, stays.nonzero()[:, 0])
+    return tensor if bool(kept.all()) else tensor.index_select(dim, kept.nonzero()[:, 0])
 
 
-def _spread(tensor: Tensor, dim: int, stays: Tensor) -> Tensor:
+def _spread(tensor: Tensor, dim: int, kept: Tensor) -> Tensor:
     """Insert zeros for the entries that were left out."""
-    if bool(stays.all()):
+    if bool(kept.all()):
         return tensor
-    shape = [len(stays) if d == dim else n for d, n in enumerate(tensor.shape)]
-    return tensor.new_zeros(shape).index_copy_(dim, stays.nonzero()[:, 0], tensor)
+    shape = [len(kept) if d == dim else n for d, n in enumerate(tensor.shape)]
+    return tensor.new_zeros(shape).index_copy_(dim, kept.nonzero()[:, 0], tensor)
 
 
 def _convolution(func: Callable[..., Any], arguments: dict[str, Any]) -> Tensor | None:

@@ -78,9 +78,9 @@ def beside_tables(structure: Structure, keep: Tensor, masks: Masks) -> Iterator[
         structure, keep, masks: as for `tables_to_mask`.
     """
     constants = trial_constants(structure, masks(structure.masked_tables))
-    for node, tables, gone in _varying(structure, keep, constants):
+    for node, tables, removed in _varying(structure, keep, constants):
         if not tables.isdisjoint(structure.masked_tables):
-            yield f"{node!r} combines it with a table that cannot be zero there", gone, False
+            yield f"{node!r} combines it with a table that cannot be zero there", removed, False
 
 
 def _varying(structure: Structure, keep: Tensor, constants: Constants) -> Iterator[tuple[Node, frozenset[str], Tensor]]:
@@ -88,9 +88,9 @@ def _varying(structure: Structure, keep: Tensor, constants: Constants) -> Iterat
     for node, tables, others in _combining(structure):
         numbers = [value for value in others if value.dtype.is_floating_point]  # a condition is never constant
         if not any(len(_unknown(structure, keep, constants, value)) for value in numbers):
-            gone = torch.cat([_unknown(structure, keep, constants, value) for value in node.outputs])
-            if len(gone):
-                yield node, tables, gone
+            removed = torch.cat([_unknown(structure, keep, constants, value) for value in node.outputs])
+            if len(removed):
+                yield node, tables, removed
 
 
 def _combining(structure: Structure) -> Iterator[tuple[Node, frozenset[str], list[Value]]]:
@@ -115,6 +115,6 @@ def _unknown(structure: Structure, keep: Tensor, constants: Constants, value: Va
     unknown = constants[value].isnan()
     slots = [torch.zeros(0, dtype=torch.long)]
     for layer in structure.of(value):
-        gone = any_over(unknown & ~keep[layer], [d for d, size in enumerate(layer.shape) if size == 1])
-        slots.append(layer[gone])
+        removed = any_over(unknown & ~keep[layer], [d for d, size in enumerate(layer.shape) if size == 1])
+        slots.append(layer[removed])
     return torch.cat(slots)

@@ -72,11 +72,11 @@ def check_spans(model: nn.Module, weights: Mapping[str, Any], strict: bool) -> N
         CheckpointError: if they differ.
     """
     expected = model.state_dict() if strict else weights
-    odd = sorted(name for name in weights if is_span(name) and name not in expected)
-    if odd:
+    unexpected = sorted(name for name in weights if is_span(name) and name not in expected)
+    if unexpected:
         raise CheckpointError(
-            f"The weights have {odd[0]!r}, of a norm that keeps the statistics of removed channels, but the norm "
-            "here does not. Use another copy of the file, or compact again."
+            f"The weights have {unexpected[0]!r}, of a norm that keeps the statistics of removed channels, but the "
+            "norm here does not. Use another copy of the file, or compact again."
         )
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, Spanning):

@@ -32,7 +32,7 @@ def test_members_and_their_roles() -> None:
         ("in", "3.weight"),
     ]
     assert groups["0"].size == 6 and groups["0"].layers == ("0",) and groups["0"].reason is None
-    assert "output of the model" in groups["7"].reason and "stays" in str(groups["7"])
+    assert "output of the model" in groups["7"].reason and "frozen" in str(groups["7"])
 
 
 def test_units_say_which_entry_belongs_to_which_unit() -> None:

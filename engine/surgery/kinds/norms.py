@@ -316,10 +316,10 @@ class NarrowedNorm(Exchange):
     def planned(cls, decision: Decision) -> Iterator[NarrowedNorm]:
         """Yield the norms that lose constant channels."""
         for module, slots, constants, groups in decision.norms:
-            gone = ~decision.keep[slots]
-            if gone.any():
-                fill = constants[gone]
-                yield cls(module, len(gone), int((~gone).sum()), fill if fill.any() else None, groups)
+            is_removed = ~decision.keep[slots]
+            if is_removed.any():
+                fill = constants[is_removed]
+                yield cls(module, len(is_removed), int((~is_removed).sum()), fill if fill.any() else None, groups)
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> NarrowedNorm:

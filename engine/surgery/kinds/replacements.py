@@ -66,8 +66,8 @@ class Replacement(Exchange):
         """Return the replacement as primitives and tensors."""
         return {
             **super().state_dict(),
-            "inputs": [[stays, list(shape)] for stays, shape in self.inputs],
-            "outputs": [[stays, list(shape)] for stays, shape in self.outputs],
+            "inputs": [[kept, list(shape)] for kept, shape in self.inputs],
+            "outputs": [[kept, list(shape)] for kept, shape in self.outputs],
             "weights": dict(self.weights),
             "stored": {name: list(shape) for name, shape in self.stored.items()},
         }
@@ -76,7 +76,7 @@ class Replacement(Exchange):
     def from_state_dict(cls, state: Mapping[str, Any]) -> Replacement:
         """Load a state written by `state_dict`."""
         inputs, outputs = (
-            tuple((stays.bool(), _ints(shape)) for stays, shape in state[side]) for side in ("inputs", "outputs")
+            tuple((kept.bool(), _ints(shape)) for kept, shape in state[side]) for side in ("inputs", "outputs")
         )
         weights = {str(name): mask.bool() for name, mask in state["weights"].items()}
         stored = {str(name): _ints(shape) for name, shape in state["stored"].items()}
