@@ -8,7 +8,7 @@ Each model runs in a process of its own with limits on time and memory, in float
 parameters), with random statistics, affine parameters, biases, tokens and tables. Masked are half of the units of each
 dependency group: channels, neurons, heads, the residual stream; one unit stays at least. Compared with the masked model
 are the outputs at two batch sizes and, where the model takes one, a second resolution, and (by the engine's own
-certificate) what norms and contractions put out inside. A detector is compared by what its heads put out, before
+certificate) the inner outputs of norms and contractions. A detector is compared by the outputs of its heads, before
 thresholds and suppression. Then the compacted model runs forward and backward in train mode.
 
 The result is *exact*, *refused* (the engine raised an error that says why and left the model alone) or *failed*.
@@ -81,7 +81,7 @@ def others(name: str, dtype: torch.dtype) -> list[Any]:
 
 
 def reference_outputs(model: nn.Module, name: str, masks: Masks, dtype: torch.dtype) -> list[list[Tensor]]:
-    """Return what the masked model puts out; only one copy more of it lives until then."""
+    """Return the outputs of the masked model; until then, only one more copy of it exists."""
     model = masked(model, masks)
     return [zoo.outputs(model, x) for x in others(name, dtype)]
 

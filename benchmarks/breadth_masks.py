@@ -10,7 +10,7 @@ Each model runs in float64 with random BN statistics, affine parameters and bias
     groups     50 % of the units of each dependency group
 
 Compared are the outputs at the example's size and at another batch size and resolution, and, channel by channel, what
-every norm puts out. A channel that differs inside must have no influence: random numbers in its place may not change
+every norm outputs. A channel that differs inside must have no influence: random numbers in its place may not change
 the output. Results are kept, line by line, in ``build/breadth-masks.jsonl``; the table goes to the terminal.
 """
 

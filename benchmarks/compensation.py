@@ -210,7 +210,7 @@ rises by more than 1 % in {worse}. Compacted, {exact} of {all} compute the same 
 64 x 64 images where the model takes them, one CPU thread.{missing}
 
 Weights are random, so that nothing is to be learned here about accuracy: [Results](results.md) has that. Errors are
-relative to the squared values of the dense model. Many of these networks put out nearly the same for every random
+relative to the squared values of the dense model. Many of these networks return nearly the same for every random
 image, which makes the error of their outputs tiny once it is fitted; the error of the layers says more. A row is kept
 until its model is run again, so that rows may be of several commits; the largest models take up to 19 GiB
 (`--memory 19`).

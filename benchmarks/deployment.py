@@ -6,7 +6,7 @@ Half of the units of each dependency group are removed, in float32, everything t
 Then, each compared with the compacted model in eager mode at two batch sizes and, where the network is convolutional,
 at twice the resolution: ONNX in ONNX Runtime, an exported program of `torch.export`, TorchScript, and `torch.compile`
 in one graph. The weights go through safetensors and through the compacted checkpoint into a fresh model, which has to
-put out the same bits, and the checkpoint's size is compared with that of the same content without the plan.
+return the same bits, and the checkpoint's size is compared with that of the same content without the plan.
 
 Where the compacted model does not go into a form, the original is tried: "as the original" says that it does not
 either. Results are kept in ``build/deployment.jsonl``; the page goes to ``docs/deployment.md``.
@@ -122,7 +122,7 @@ def forms(name: str, model: nn.Module, folder: Path, x: Any) -> Iterator[tuple[s
 
 
 def loads(name: str, model: nn.Module, folder: Path, x: Any) -> dict[str, Any]:
-    """Whether a fresh model puts out the same bits from safetensors and from the checkpoint, and their sizes."""
+    """Whether a fresh model returns the same bits from safetensors and from the checkpoint, and their sizes."""
     checkpoint = {"state_dict": model.state_dict(), "epoch": 1, KEY: content_of(model)}
     write(checkpoint, folder / "compacted.ckpt")
     torch.save({"state_dict": dict(model.state_dict()), "epoch": 1}, folder / "plain.ckpt")

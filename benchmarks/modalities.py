@@ -166,7 +166,7 @@ class Wide(TorchDispatchMode):
 
 
 def outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
-    """Return what a model puts out, computed in float64, with the same random numbers each time."""
+    """Return the outputs of a model in float64, with the same random numbers each time."""
     torch.manual_seed(0)
     with torch.no_grad(), Wide():
         return [t for t in tensors_in(model(**inputs)) if t.is_floating_point()]
@@ -204,7 +204,7 @@ def fed(model: nn.Module, inputs: Inputs) -> Inputs:
         current = with_placeholders(inputs, counts, takes) if counts else inputs
         try:
             if not outputs(model, current):
-                raise NotRun("nothing is put out")
+                raise NotRun("it has no output")
             return current
         except Exception as error:  # the model may say how many tokens it wants
             asked = re.search(r"(?i)(image|video|audio|multimodal|placeholder).*features\D{0,4}(\d+)", str(error))

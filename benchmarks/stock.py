@@ -103,15 +103,15 @@ class Read(nn.Module):
 
 
 class Whole(Read):
-    """A model without such states: all that it puts out is an output."""
+    """A model without such states: everything that it returns is an output."""
 
     def forward(self, **inputs: Any) -> Any:
-        """Return what the model puts out."""
+        """Return the outputs of the model."""
         return self.body(**inputs)
 
 
 def outputs(model: torch.nn.Module, inputs: Any) -> list[Tensor]:
-    """Return what a model puts out, with the same random numbers each time."""
+    """Return the outputs of a model, with the same random numbers each time."""
     torch.manual_seed(0)
     with torch.no_grad():
         return [t for t in tensors_in(model(**inputs)) if t.is_floating_point()]

@@ -130,7 +130,7 @@ class Subject:
     Attributes:
         make: loads it.
         inputs: makes inputs: how many, and a seed.
-        output: of the tensors that it puts out, the one to compare.
+        output: the one of its output tensors to compare.
         agreement: of the dense network's answers with the small one's, from 0 to 1.
         what: what that is.
         samples: other inputs, to compensate on.

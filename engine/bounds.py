@@ -81,7 +81,7 @@ def check_number(
 
 
 def is_number(value: Any, whole: bool = False) -> bool:
-    """Return whether a value is a number, also one of NumPy's, and no truth value.
+    """Return whether a value is a number (also one of NumPy's) and not a bool.
 
     Args:
         value: the value.
@@ -103,7 +103,7 @@ def as_names(name: str, value: str | Iterable[str] | None, error: type[Exception
         error: class of the error.
 
     Raises:
-        InputError: or ``error``, if it holds anything else than text.
+        InputError: or ``error``, if it contains anything but text.
 
     Example:
         >>> as_names("constants", "embed"), as_names("constants", ["embed", "*.scale"])

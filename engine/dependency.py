@@ -124,7 +124,7 @@ class ChannelDependency:
         Example:
             >>> net = nn.Sequential(nn.Conv2d(3, 4, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1))
             >>> print(ChannelDependency(net, torch.zeros(1, 3, 8, 8)).tree("0"))
-            0: 4 channels that go together
+            0: 4 channels that are removed together
             ├── 0 (Conv2d)
             │   └── weight [4, 3, 1, 1], dim 0: out
             ├── 1 (BatchNorm2d)
@@ -138,7 +138,7 @@ class ChannelDependency:
         groups = [g for g in groups_of(self._structure, self._structure.graph.stored) if layer in g.layers]
         if not groups:
             layer_names = ", ".join(list(dict.fromkeys(name for name, _ in producers_of(self._structure)))[:8])
-            raise InputError(f"There is no layer {layer!r} that puts channels out; the first ones are {layer_names}.")
+            raise InputError(f"There is no layer {layer!r} that produces channels; the first are {layer_names}.")
         return "\n".join(_tree(group, self._structure.graph) for group in groups)
 
 
@@ -146,8 +146,8 @@ def _tree(group: Group, graph: Graph) -> str:
     modules: dict[str, list[Member]] = {}
     for member in group.members:
         modules.setdefault(member.parameter.rpartition(".")[0], []).append(member)
-    stays = f" and stay ({group.reason})" if group.reason else ""
-    lines = [f"{group.name}: {group.size} channels that go together{stays}"]
+    frozen = f", frozen ({group.reason})" if group.reason else ""
+    lines = [f"{group.name}: {group.size} channels that are removed together{frozen}"]
     for number, (module, members) in enumerate(modules.items(), 1):
         branch, indent = ("└── ", "    ") if number == len(modules) else ("├── ", "│   ")
         lines.append(f"{branch}{module or 'the model itself'} ({graph.types[module].__name__})")
@@ -183,8 +183,8 @@ def _components(layers: Iterable[tuple[str, Iterable[Hashable]]]) -> list[list[s
     order: dict[str, None] = {}
     for name, shared in layers:
         order[name] = None
-        for thing in shared:
-            first = find(owner.setdefault(thing, name))
+        for key in shared:
+            first = find(owner.setdefault(key, name))
             leader[find(name)] = first
     sets: dict[str, list[str]] = {}
     for name in order:
@@ -274,7 +274,7 @@ class GroupDependency:
         structure = structure_for(model, dummy_input, graph, rules)
         self.dependency: dict[str, int] = {}
         for name, output_slots in producers_of(structure):
-            parts = [_parts_hit(rows, output_slots) for c in structure.constraints for rows in _parted(c)]
+            parts = [_parts_hit(rows, output_slots) for c in structure.constraints for rows in _balanced_rows(c)]
             self.dependency[name] = math.lcm(self.dependency.get(name, 1), *parts)
         self.dependency_sets = self.dependency
 
@@ -295,7 +295,7 @@ class GroupDependency:
             writer.writerows(self.dependency.items())
 
 
-def _parted(constraint: Constraint) -> list[Tensor]:
+def _balanced_rows(constraint: Constraint) -> list[Tensor]:
     """Return labels (parts, size) whose parts keep equally many slots."""
     if isinstance(constraint, Grouped):
         return [labels for labels in (constraint.inputs, constraint.outputs) if labels is not None]
@@ -363,7 +363,7 @@ def not_safe_to_prune(
         ):
             mixer = _mixer(structure, output_slots)
             if mixer is not None:
-                reasons.setdefault(name, f"{mixer} mixes its channels with other axes: no part of them can go")
+                reasons.setdefault(name, f"{mixer} mixes its channels with other axes: no part of them can be removed")
     return UnsafeLayers(reasons)
 
 

@@ -77,7 +77,7 @@ class Group:
     slots: Tensor
 
     def __str__(self) -> str:
-        head = f"{self.name}: {self.size} units" + (f" (stays: {self.reason})" if self.reason else "")
+        head = f"{self.name}: {self.size} units" + (f" (frozen: {self.reason})" if self.reason else "")
         return "\n".join([head, *(f"  {m.role:<5} {m.parameter} {list(m.shape)}" for m in self.members)])
 
 
@@ -243,19 +243,19 @@ def group_masks(groups: Iterable[Group], keep: Mapping[str, Tensor]) -> dict[str
     groups_by_name = {group.name: group for group in groups}
     masks: dict[str, Tensor] = {}
     shapes: dict[str, tuple[int, ...]] = {}
-    for name, stays in keep.items():
-        if not isinstance(stays, Tensor):
-            raise InputError(f"`keep` of the group {name!r} must be a bool tensor, got {type(stays).__name__}.")
-        if name not in groups_by_name or tuple(stays.shape) != (groups_by_name[name].size,):
+    for name, kept_units in keep.items():
+        if not isinstance(kept_units, Tensor):
+            raise InputError(f"`keep` of the group {name!r} must be a bool tensor, got {type(kept_units).__name__}.")
+        if name not in groups_by_name or tuple(kept_units.shape) != (groups_by_name[name].size,):
             have = (
                 f"it has {groups_by_name[name].size} units"
                 if name in groups_by_name
-                else f"known are {', '.join(groups_by_name)}"
+                else f"the groups are {', '.join(groups_by_name)}"
             )
-            raise InputError(f"`keep` names the group {name!r} with shape {tuple(stays.shape)}; {have}.")
-        if stays.dtype is not torch.bool and not ((stays == 0) | (stays == 1)).all():
+            raise InputError(f"`keep` names the group {name!r} with shape {tuple(kept_units.shape)}; {have}.")
+        if kept_units.dtype is not torch.bool and not ((kept_units == 0) | (kept_units == 1)).all():
             raise InputError(f"`keep` of the group {name!r} has entries other than 0 and 1.")
-        for parameter, mask, shape in _member_masks(groups_by_name[name], stays):
+        for parameter, mask, shape in _member_masks(groups_by_name[name], kept_units):
             masks[parameter] = mask * masks[parameter] if parameter in masks else mask
             shapes[parameter] = shape
     masks_by_module: dict[str, dict[str, Tensor]] = {}
@@ -265,8 +265,8 @@ def group_masks(groups: Iterable[Group], keep: Mapping[str, Tensor]) -> dict[str
     return masks_by_module
 
 
-def _member_masks(group: Group, stays: Tensor) -> Iterator[tuple[str, Tensor, tuple[int, ...]]]:
-    flags = torch.cat([stays.cpu().float(), torch.ones(1)])  # unit -1 is not in the group
+def _member_masks(group: Group, kept_units: Tensor) -> Iterator[tuple[str, Tensor, tuple[int, ...]]]:
+    flags = torch.cat([kept_units.cpu().float(), torch.ones(1)])  # unit -1 is not in the group
     for member in group.members:
         if member.role != "in":
             yield member.parameter, flags[member.units], member.shape

@@ -195,17 +195,17 @@ def channels_figure(kept: Mapping[str, tuple[int, int]]) -> Any:
         raise InputError("There are no layers with channels to draw.")
     figure, axes = _axes(2.8 + 0.07 * max(map(len, kept)), 0.9 + _INCH * len(kept))
     rows = range(len(kept))
-    axes.barh(rows, [stays for stays, _ in kept.values()], color="#2563c9", label="kept")
-    gone = [size - stays for stays, size in kept.values()]
-    axes.barh(rows, gone, left=[stays for stays, _ in kept.values()], color="#c9d2e3", label="removed")
+    axes.barh(rows, [count for count, _ in kept.values()], color="#2563c9", label="kept")
+    removed = [size - count for count, size in kept.values()]
+    axes.barh(rows, removed, left=[count for count, _ in kept.values()], color="#c9d2e3", label="removed")
     axes.set_yticks(rows, list(kept), fontsize=8)
     axes.set_ylim(len(kept) - 0.5, -0.5)
     axes.set_xlabel("output channels", fontsize=8)
     axes.tick_params(axis="x", labelsize=7)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    for row, (stays, size) in zip(rows, kept.values(), strict=True):
-        axes.annotate(f"{stays} of {size}", (size, row), (3, 0), textcoords="offset points", va="center", fontsize=8)
+    for row, (count, size) in zip(rows, kept.values(), strict=True):
+        axes.annotate(f"{count} of {size}", (size, row), (3, 0), textcoords="offset points", va="center", fontsize=8)
     axes.margins(x=0.25)
     axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, frameon=False)
     return figure

@@ -21,9 +21,9 @@ EVERY = 15.0  # seconds between two lines in a log file
 
 
 def bar(total: int, title: str, unit: str, wanted: bool = True) -> AbstractContextManager[Any]:
-    """Show how far a loop is, once it takes more than two seconds; on rank 0 only.
+    """Show the progress of a loop once it takes more than two seconds; on rank 0 only.
 
-    Terminals and notebooks get a tqdm bar, anything else (a log file) a line every quarter of a minute.
+    Terminals and notebooks get a tqdm bar, anything else (a log file) a line every fifteen seconds.
 
     Args:
         total: number of steps.
@@ -85,11 +85,11 @@ class Lines:
 
 @contextmanager
 def notice(message: str, delay: float = DELAY) -> Iterator[None]:
-    """Say what is done, where it takes longer than two seconds; on rank 0 only.
+    """Print a message if the body takes longer than two seconds; on rank 0 only.
 
     Args:
-        message: what is done.
-        delay: seconds after which to say so.
+        message: what is being done.
+        delay: seconds after which to print it.
 
     Example:
         >>> with notice("Verifying the compacted network"):

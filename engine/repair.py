@@ -218,7 +218,7 @@ _POLICIES: dict[str, Policy] = {"union": _union, "intersection": _intersection, 
 
 
 def check_policy(policy: str) -> None:
-    """Reject an unknown policy with an `InputError` that lists those there are."""
+    """Reject an unknown policy with an `InputError` that lists the valid ones."""
     if policy not in tuple(_POLICIES):  # a list cannot be looked up
         raise InputError(f"`policy` is one of {', '.join(_POLICIES)}; got {policy!r}.")
 
@@ -329,7 +329,7 @@ def _input_layers(structure: Structure) -> set[tuple[int, tuple[int, ...]]]:
 
 
 def _stored(masks: Mapping[str, Tensor], user_masks: Masks, model: nn.Module) -> RepairedMasks:
-    """Store canonical masks under every name used in the given masks, or under their own name."""
+    """Store canonical masks under every name that the user's masks contain, or under their own name."""
     parameters = stored_tensors(model)
     places: dict[int, list[tuple[str, str]]] = {}
     for module, entries in user_masks.items():
@@ -354,7 +354,7 @@ class _Outputs:
 
     Attributes:
         slots: slot of each output.
-        before, after: which outputs the given and the repaired masks keep.
+        before, after: which outputs the user's and the repaired masks keep.
         macs: multiply-accumulates per sample of one output, over all calls.
     """
 

@@ -121,7 +121,7 @@ def _no_magnitude(node: Node) -> tuple[Value, Value, int] | None:
 
 
 def _no_corrections(
-    node: Node, tensor: Callable[[Value], Tensor], stays: Callable[[Value], Tensor | None]
+    node: Node, tensor: Callable[[Value], Tensor], kept_of: Callable[[Value], Tensor | None]
 ) -> Iterable[tuple[Value, Tensor]]:
     return ()
 
@@ -152,17 +152,17 @@ class Rare:
         corrections: amounts to add to stored values, in full shape and float64, so that the op computes the same from
             the entries that remain; NaN where no correction exists. Takes the data by value, and the entries that are
             kept.
-        needs: indices along a dimension of a value that the op also requires, given what is used.
+        needs: indices along a dimension of a value that the op requires in addition to what is used.
         produces: channels that an op other than a contraction produces from its own parameters (columns of a table).
         absorbs: the stored value that a constant added to the input can be folded into (``value - constant``), if there
             is one.
         refills: channels that can be removed if they are constant, because the op fills the constants in again.
         centre: for an op that averages squares of ``x - u``, where u is the same for all channels, the channels of x,
             which can be removed if they are zero there.
-        preserved: pairs of a dimension of the input and one of the output that are the same, whatever the amounts are
-            that the call takes along the others; none where the names of its arguments say which ones these concern.
-        for_gradients: names of the arguments that no output depends on, but gradients do.
-        lends: whether the op takes no more than a dtype and a device from its inputs, and a number.
+        preserved: dimensions of the input, each with the dimension of the output that is the same, whatever amounts the
+            call takes along the other dimensions; empty if the arguments' names show which dimensions they concern.
+        for_gradients: names of arguments that gradients depend on, but outputs do not.
+        lends: whether the op takes nothing but a dtype, a device or a number from its inputs.
         unchecked: whether the op reads out of bounds when sizes do not match, so that cuts must not be tried on it.
 
     Example:
@@ -331,7 +331,7 @@ class Registry(Mapping[str, Rule]):
     def of(self, node: Node) -> Rule:
         """Return the rule of a node.
 
-        torch takes dimensions of a single number: ``loss.mean(0)``. A number has no channels, and no rule has to know.
+        torch accepts ``loss.mean(0)`` for a tensor without dimensions. It has no channels, so rules need not handle it.
 
         Args:
             node: a node of a graph.

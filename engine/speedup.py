@@ -51,15 +51,15 @@ _LEAVES_CONSTANTS = (
 )
 
 _SEPARATED = (
-    "{} share memory, so that a step of an optimizer on one changes the other; of one of them other entries are "
-    "removed, after which they do not. Make them one parameter (`decoder.weight = encoder.weight`, or "
-    "`F.linear(x, encoder.weight.t())` where it is transposed)."
+    "{} share memory, so that an optimizer's step on one changes the other; they lose different entries, after which "
+    "they no longer share it. Make them one parameter (`decoder.weight = encoder.weight`, or "
+    "`F.linear(x, encoder.weight.t())` if it is transposed)."
 )
 
 _TRAINS_OTHERWISE = "Removing the channels now would change what is learned; compact after training."
 _NO_STEP = (
-    "No training step and no entry was compared, since several processes take part in them and might wait for each "
-    "other: what is said of train mode holds by the rules alone."
+    "No training step and no entry was compared, because several processes take part in them and might wait for each "
+    "other: exactness in train mode follows from the rules alone."
 )
 
 
@@ -189,10 +189,10 @@ class ModelSpeedup:
         """Return whether the compaction is exact in train mode, too: no removed channel leaves a constant behind.
 
         Args:
-            training: whether training continues, so that it has to be.
+            training: whether training continues, so that it has to be exact.
 
         Raises:
-            VerificationError: where it has to be, and is not.
+            VerificationError: if it has to be exact and is not.
         """
         return self._in_train(*self._decided(), training)
 
@@ -326,7 +326,7 @@ class ModelSpeedup:
         return replace(analysis, plan=replace(plan, exchanges=tuple(exchanges))), False
 
     def _centres(self, exchange: Exchange) -> TypeGuard[NarrowedNorm]:
-        """Whether it is a norm that subtracts a mean, so that no ordinary one computes the same."""
+        """Whether a norm subtracts a mean, so that no ordinary norm computes the same."""
         return isinstance(exchange, NarrowedNorm) and not is_root_mean_square(
             type(self._model.get_submodule(exchange.module))
         )

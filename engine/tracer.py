@@ -1,8 +1,8 @@
 """Record what a model does: model + example inputs -> `Graph`.
 
 A `TorchDispatchMode` watches the model's real forward on fake tensors under ``inference_mode``, where composite ops
-stay whole (``linear``, ``conv2d``, ``batch_norm``). Any Python control flow works; no weight is copied; nothing of
-the model changes. Where the forward depends on data, the same recorder runs on the real tensors.
+stay whole (``linear``, ``conv2d``, ``batch_norm``). Any Python control flow works, no weight is copied, and the model
+is not changed. If the forward depends on data, the same recorder runs on the real tensors.
 """
 
 from __future__ import annotations
@@ -90,14 +90,14 @@ def _recording(
     arguments: Any,
     contents: Contents | None = None,
 ) -> Iterator[list[str]]:
-    """Prepare a model for a run that is recorded; give the stack of the modules that run."""
+    """Prepare a model for a recorded run inside the context; yield the stack of names of the running modules."""
     modules = distinct_modules(model)
     names = {id(m): n for n, m in modules.items()}
     stack = [""]
     with ExitStack() as scope:
         scope.enter_context(evaluating(model, train, arguments, contents))
-        scope.enter_context(seeded())  # where draws decide what runs, they come out the same each time
-        scope.enter_context(silenced("torch._subclasses.fake_tensor"))  # reports what is raised anyway
+        scope.enter_context(seeded())  # random decisions are the same in each run
+        scope.enter_context(silenced("torch._subclasses.fake_tensor"))  # logs errors that are raised anyway
         for exchanged in (bypassing_caches, headwise, plain_norms, unscripted):
             scope.enter_context(exchanged(model))
         scope.enter_context(module_stack(names, stack, recorder, opaque))
@@ -119,13 +119,13 @@ def _run(
     setting: Any = (),
     contents: Contents | None = None,
 ) -> None:
-    with _recording(recorder, model, opaque, train, (args, kwargs), contents) as stack, _held(setting):
+    with _recording(recorder, model, opaque, train, (args, kwargs), contents) as stack, _with_setting(setting):
         recorder.run(lambda a, k: call_model(model, a, k), args, kwargs, stack, path)
 
 
 @contextmanager
-def _held(setting: Sequence[tuple[Attribute | OuterValue, Any]]) -> Iterator[None]:
-    """Run the body at a setting."""
+def _with_setting(setting: Sequence[tuple[Attribute | OuterValue, Any]]) -> Iterator[None]:
+    """Give attributes and outer values other values inside the context."""
     with ExitStack() as scope:
         for place, value in setting:
             scope.enter_context(place.holding(value))
@@ -135,10 +135,10 @@ def _held(setting: Sequence[tuple[Attribute | OuterValue, Any]]) -> Iterator[Non
 def _run_entry(
     recorder: EntryRecorder, model: nn.Module, opaque: Collection[str], entry: Entry, setting: Any = ()
 ) -> None:
-    """Record an entry, on data where it asks for them.
+    """Record an entry; on real data if it needs their numbers.
 
     Raises:
-        TraceError: naming the entry, where it does not run.
+        TraceError: naming the entry, if it does not run.
     """
     train = may_differ(model) if entry.training else []
     arguments = (entry.args, dict(entry.kwargs))
@@ -148,7 +148,7 @@ def _run_entry(
             with (
                 preserving_outer_modules(entry, model),
                 _recording(recorder, model, opaque, train, arguments) as stack,
-                _held(setting),
+                _with_setting(setting),
             ):
                 recorder.run_entry(
                     lambda a, k: call_entry(entry, a, k), entry.args, entry.kwargs, stack, entry.name, fake=fake
@@ -191,7 +191,7 @@ def _record_forward(
     dynamic_dims: Any,
     asked: set[int],
 ) -> None:
-    """Record the model on the example and in all other ways; ``asked`` collects modules that ask for their mode."""
+    """Record the model on the example and in all other ways; ``asked`` collects the modules that read their mode."""
     start = recorder.mark()
     candidates, switches, calls = may_differ(model), Switches(model), Calls()
     settings, outer = Settings(changing.attributes, distinct_modules(model)), OuterValues(model, recorder.coverage)
@@ -259,7 +259,7 @@ def _record_forward(
 def _record_ways(
     recorder: EntryRecorder, run_in: Callable[..., None], situations: Sequence[Situation]
 ) -> list[tuple[Situation, RecordedWay]]:
-    """Record the model in train mode, and with other answers of torch's, each with the decisions taken there."""
+    """Record other ways to run the model, each with its decisions on data; return those that the model accepts."""
     ways: list[tuple[Situation, RecordedWay]] = []
     for situation in situations:
         mark = recorder.mark()
@@ -271,7 +271,7 @@ def _record_ways(
             recorder.drop_if_repeated(mark, shapes=True)
             again = functools.partial(run_in, situation, ("data",))
             recorder.notes += record_data_decisions(recorder, again, taken, way.ran.nodes)
-        except TraceError as error:  # a detector wants targets there: analyse what can be seen, and say so
+        except TraceError as error:  # a detector, say, needs targets in train mode: note it, and go on
             recorder.drop(mark)
             recorder.notes.append(f"{_UNSEEN} {error}")
     return ways
@@ -292,7 +292,7 @@ def _settled(
     dynamic_dims: Any,
     entries: Sequence[Entry],
 ) -> tuple[EntryRecorder, bool]:
-    """Record, and once more where a run writes to what was taken for constant."""
+    """Record the model, and again if a run writes to what was taken for constant; return as `_recorded` does."""
     changing = MutableState(model, inputs[0], constants, opaque)
     recorded = functools.partial(_recorded, model, inputs, opaque, changing, dynamic_dims, entries)
     recorder, decided = recorded()
@@ -307,14 +307,14 @@ def _recorded(
     dynamic_dims: Any,
     entries: Sequence[Entry],
 ) -> tuple[EntryRecorder, bool]:
-    """Record without data, or with data where the model decides by them; return whether it took data.
+    """Record without data, or on data if the model decides by them; return the recorder, and whether it used data.
 
-    Ops that run may still reject tensors without data, for their dtype say: then data tell what they do.
+    An op may also reject tensors without data, for example because of their dtype; real data then show what it does.
     """
     try:
         recorder = _record(model, inputs, opaque, changing, True, dynamic_dims)
     except (*NEEDS_DATA, TraceError):
-        if changing.forgo_tables():  # it may ask for the numbers of a table alone
+        if changing.forgo_tables():  # it may only read the numbers of a table
             return _recorded(model, inputs, opaque, changing, dynamic_dims, entries)
         with preserving_buffers(model):
             try:
@@ -344,27 +344,27 @@ def trace(
     Args:
         model: any module; it is left exactly as it was (weights, buffers, modes, random state).
         example_inputs: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
-        constants: names of buffers and attributes, or patterns of them (``"*.scale"``), that may be taken for constant
-            though code may write to them, or they look as if somebody set them later; or of arguments of a forward
-            (``"*.output_hidden_states"``) that nobody will give another value than the example does.
-        dynamic_dims: which dimensions of the inputs are sizes, which differ from input to input, as `torch.export` is
-            told: for each argument, by position (a tuple or list) or by name (a mapping), a set of dimensions, or a
-            dictionary from dimensions to names, where those of one name are of one size; None for an argument of one
-            size. By default all that the model accepts at another size.
+        constants: names of buffers and attributes, or patterns of them (``"*.scale"``), to take for constant although
+            code may write to them, or their values look like settings; or of arguments of a forward
+            (``"*.output_hidden_states"``) that have the example's value in every call.
+        dynamic_dims: which dimensions of the inputs may have other sizes, much as for `torch.export`: for each
+            argument, by position (a tuple or list) or by name (a mapping), a set of dimensions, a dictionary from
+            dimensions to names (dimensions of one name have the same size), or None if its sizes are fixed. By default
+            all dimensions that the model accepts at another size.
         entries: further ways in which the model is run (a training step, a method that users call, a penalty over
             parameters), by name: each an `engine.Entry`, a callable, or a tuple ``(callable, args, kwargs)``. What an
-            entry reads stays, or follows; the certificate compares what it returns.
-        explore: record a larger resolution too, where its path through the code differs.
+            entry reads is kept or adapted; the certificate compares what it returns.
+        explore: whether to record a larger resolution too, if it takes another path through the code.
         opaque: names of modules that are recorded as one node each, whatever they do inside.
-        spread: layers whose channels are taken as others than those of their readers, with the dimension of these in
-            their output.
+        spread: layers whose channels are separate from those of their consumers, with the channel dimension of their
+            output.
 
     Returns:
-        The recorded program. Auxiliary branches that run in train mode only are part of it.
+        The recorded program, including branches that only run in train mode, such as auxiliary heads.
 
     Raises:
-        InputError: where the model is not a module, or the example inputs hold no tensor, or have no such dimension.
-        TraceError: where the model rejects the example inputs, or an entry cannot be recorded; it is named.
+        InputError: if the model is not a module, or the example inputs contain no tensor or lack a declared dimension.
+        TraceError: if the model rejects the example inputs, or an entry, which is named, cannot be recorded.
 
     Example:
         >>> graph = trace(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), torch.zeros(1, 3, 8, 8))

@@ -32,7 +32,7 @@ class Row:
 
 @contextmanager
 def evaluating(*nets: nn.Module) -> Iterator[None]:
-    """Eval mode and no gradients, then the modes of before: Lightning trains a network in the mode that it finds."""
+    """Eval mode without gradients; restores the modes, because Lightning trains a network in the mode it is in."""
     modes = [(module, module.training) for net in nets for module in net.modules()]
     for net in nets:
         net.eval()

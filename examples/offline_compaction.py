@@ -35,7 +35,7 @@ def zero_half(net: torch.nn.Module, example: torch.Tensor) -> None:
         for member in group.members:
             if member.role == "out" and member.units.ndim > 1:
                 norms = net.get_parameter(member.parameter).flatten(1).norm(dim=1)
-                mine = member.units.flatten() >= 0  # a layer may put out channels of several groups
+                mine = member.units.flatten() >= 0  # a layer may output channels of several groups
                 scores.index_add_(0, member.units.flatten()[mine], norms[mine])
         keep = scores >= scores.median()
         for module, own in engine.group_masks([group], {group.name: keep}).items():

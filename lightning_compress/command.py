@@ -220,7 +220,7 @@ def _add_model(command: argparse.ArgumentParser) -> None:
     command.add_argument("--arg", action="append", default=[], metavar="NAME=VALUE", help="an argument of the class")
 
 
-def _say(*lines: Any) -> None:
+def _print_lines(*lines: Any) -> None:
     sys.stdout.write("\n".join(str(line) for line in lines) + "\n")
 
 
@@ -235,7 +235,7 @@ def _summarize(options: argparse.Namespace) -> int:
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"{options.cls} must be a module or return one, got a {type(model).__name__}.")
     summary = summarize(model, _example(options), amounts=options.amounts, path=options.model, stock=options.stock)
-    _say(summary)
+    _print_lines(summary)
     if options.html:
         Path(options.html).write_text(f'<!doctype html>\n<meta charset="utf-8">\n{summary._repr_html_()}\n', "utf-8")
     return 0
@@ -245,13 +245,13 @@ def _inspect(options: argparse.Namespace) -> int:
     checkpoint = read_checkpoint(options.checkpoint)
     content = checkpoint[KEY]
     sealed = "digests are right" if content.get("sha256") else "no digests: not written by lightning_compress"
-    _say(f"{options.checkpoint}: format {content['version']}, {sealed}")
+    _print_lines(f"{options.checkpoint}: format {content['version']}, {sealed}")
     for path, entry in entries(content).items():
         plans = [engine.Plan.from_state_dict(plan) for plan in entry["plans"]]
         for number, (plan, certificate) in enumerate(zip(plans, entry["certificates"], strict=True), 1):
-            _say("", f"Compaction {number} of {len(plans)}, of {path or 'the whole module'}", plan)
-            _say("No certificate." if certificate is None else engine.Certificate.from_state_dict(certificate))
-    _say("", *_sizes(checkpoint))
+            _print_lines("", f"Compaction {number} of {len(plans)}, of {path or 'the whole module'}", plan)
+            _print_lines("No certificate." if certificate is None else engine.Certificate.from_state_dict(certificate))
+    _print_lines("", *_sizes(checkpoint))
     return 0
 
 
@@ -306,7 +306,7 @@ def _export(options: argparse.Namespace) -> int:
     example = None if set(files) == {"safetensors"} else _placed(example_of(module, _example(options)), target)
     for form, path in files.items():
         error = wanted[form](target, path, example)
-        _say(
+        _print_lines(
             f"{path}: {form}, {Path(path).stat().st_size:,} bytes"
             + ("" if error is None else f", differs by {error:.1e}")
         )
@@ -323,7 +323,7 @@ def _verify(options: argparse.Namespace) -> int:
     before, after = (sum(p.numel() for p in model.parameters()) for model in (reference, small))
     same = error <= options.tolerance
     verdict = "the same" if same else "DIFFERENT"
-    _say(f"parameters {before:,} -> {after:,}; largest relative difference {error:.1e}: {verdict}")
+    _print_lines(f"parameters {before:,} -> {after:,}; largest relative difference {error:.1e}: {verdict}")
     return 0 if same else 1
 
 

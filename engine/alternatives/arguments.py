@@ -178,7 +178,7 @@ class Arguments:
         """
         recorded: dict[str | None, bool] = {}
         remaining = MOST_CALLS
-        lengths = ((None, calls) for calls in self.lengths())  # that a model takes one number of items only is no news
+        lengths = ((None, calls) for calls in self.lengths())  # one that accepts one number of items needs no note
         for name, calls in itertools.chain(self.alternatives(), lengths):
             recorded.setdefault(name, False)
             for call in calls:

@@ -143,7 +143,7 @@ def _chooses(code: CodeType, attribute: str) -> bool:
         while isinstance(parents[part], _PASSED) and getattr(parents[part], "value", 0) is part:
             part = parents[part]
         call = parents[part]
-        if isinstance(call, ast.Call) and call.func is node:  # another attribute of the name: no collection is called
+        if isinstance(call, ast.Call) and call.func is node:  # another attribute of this name: a list is not called
             continue
         if not isinstance(call, ast.Call) or part is call.func or getattr(call.func, "id", "") in _ITERATING:
             return True

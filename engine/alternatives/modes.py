@@ -27,7 +27,7 @@ __all__ = ["SWITCHES", "Calls", "Switches", "may_differ", "watched"]
 
 
 @functools.cache
-def _is_torchs(cls: type) -> bool:
+def _is_torch_code(cls: type) -> bool:
     """Whether all of a class's code is that of torch's own layers, which only pass ``self.training`` to their op."""
     own = [base for base in cls.__mro__ if base is not object and not is_exchanged(base)]
     return all(base.__module__.startswith("torch.nn.modules") for base in own)
@@ -36,14 +36,14 @@ def _is_torchs(cls: type) -> bool:
 @functools.cache
 def _names_training(cls: type) -> bool:
     """Whether code of the class contains the name as a string, with which it may look up the attribute unnoticed."""
-    functions = [f for base in cls.__mro__ if not _is_torchs(base) for f in vars(base).values()]
+    functions = [f for base in cls.__mro__ if not _is_torch_code(base) for f in vars(base).values()]
     codes = [getattr(getattr(f, "__wrapped__", f), "__code__", None) for f in functions]
     return any("training" in code.co_consts for code in codes if code is not None)
 
 
 def may_differ(model: nn.Module) -> list[nn.Module]:
     """Return the modules whose path may differ in train mode: all with code other than that of torch's own layers."""
-    return [m for m in distinct_modules(model).values() if not _is_torchs(type(m))]  # type: ignore[arg-type]
+    return [m for m in distinct_modules(model).values() if not _is_torch_code(type(m))]  # type: ignore[arg-type]
 
 
 class _Watch:
@@ -151,7 +151,7 @@ SWITCHES: Mapping[str, bool] = {
     "is_autocast_enabled": True,
     "requires_grad": True,
 }
-"""Functions of torch that tell how code runs, by name, with the other answer, which a further run records.
+"""Functions of torch that return how code runs, by name, each with the other answer, which a further run records.
 
 The last one is an attribute of tensors, which is False for all tensors if gradients are off.
 """

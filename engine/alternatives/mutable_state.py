@@ -105,7 +105,7 @@ class MutableState:
             raise InputError(f"`constants` names {unknown[0]!r}; the model has no such buffer, attribute or argument.")
 
     def forgo_tables(self) -> bool:
-        """Take no buffer for a table that masks apply to; return whether one was, and a run has read it."""
+        """Stop treating buffers as tables that masks apply to; return whether a run has read one."""
         read, self.maskable, self.read_tables = self.read_tables, set(), False
         return read
 
@@ -247,7 +247,7 @@ def _is_table(tensor: Tensor) -> bool:
 
 
 def _shared(model: nn.Module, tables: Collection[str]) -> set[str]:
-    """Return the names of tables whose memory another tensor shares that is none."""
+    """Return the names of tables that share memory with a tensor that is no table."""
     if not tables:
         return set()
     stored = stored_tensors(model)

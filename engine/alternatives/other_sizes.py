@@ -52,7 +52,7 @@ class OtherSizes:
         resized: indices of captured constants that differed.
         rejections: decisions by which the model rejects inputs.
         with_new_code: sizes at which new code ran.
-        took_new_steps: whether the run that was added last did what no run before it did.
+        took_new_steps: whether the latest run took steps that no earlier run took.
 
     Args:
         numbers: returns the integer attributes of modules, by module and name.

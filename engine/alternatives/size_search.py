@@ -50,7 +50,7 @@ def changes(guard: Guard, leaf: ShapeOf, seen: Collection[int | float]) -> Itera
     size, bound = leaf.value.shape[leaf.dim], guard.expr.right
     near = [bound - size + step for step in (-1, 0, 1)] if isinstance(bound, int) else []
     if not guard.decides or any(isinstance(other, AttributeOf) for other in leaves(guard.expr)):
-        yield from near  # a number that forgets where it is from is another in any case
+        yield from near  # a number without its expression counts as another one in any case
         return
 
     def outcome(expr: Expr, change: int, alone: bool) -> Any:
@@ -81,9 +81,9 @@ def sizes_further(
     at: Mapping[Axis, int],
     axes: Sequence[Axis],
 ) -> Iterator[dict[Axis, int]]:
-    """Yield the next larger size and the next smaller one at which a decision has a number that it had in no run.
+    """Yield the next larger and the next smaller size at which the number behind a decision is new.
 
-    The number is that of a loop's rounds or of an item, or how many of several numbers a size exceeds.
+    This is a loop's number of rounds, an item's number, or how many of several numbers a size exceeds.
 
     Args:
         guard: the decision.

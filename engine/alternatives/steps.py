@@ -36,7 +36,7 @@ def calls_by_place(nodes: Sequence[Node]) -> dict[tuple[Any, ...], Node]:
 def layers_behind(nodes: Sequence[Node]) -> dict[int, frozenset[str]]:
     """Return, for each value by its index, the parameters of the layers that compute it: the last ones on each path.
 
-    Values of one line in a loop over layers are told by them, those of a loop that repeats one layer are not.
+    They distinguish values of one line in a loop over different layers, but not in a loop that repeats one layer.
 
     Args:
         nodes: of a run.
@@ -80,7 +80,7 @@ def _manner(node: Node) -> tuple[Any, ...]:
 
 
 def numbers_that_differ(one: Node, other: Node) -> Iterator[tuple[str, int]]:
-    """Yield the numbers among the arguments of two calls that differ, by argument and position; no dimensions.
+    """Yield the numbers that differ between the arguments of two calls, by argument and position, except dimensions.
 
     Args:
         one, other: calls from one place.

@@ -113,7 +113,7 @@ class Constants:
             node, rules = self._waiting[value.index]
             for other in node.outputs:
                 self._waiting.pop(other.index, None)
-            asked, self._asked = self._asked, False  # what the reader depends on is not what it reads depends on
+            asked, self._asked = self._asked, False  # a value and its reader depend on the mode separately
             self._evaluate(node, rules)
             self._asked |= asked
 
@@ -180,7 +180,7 @@ class Constants:
                     self._infinite.add(value.index)
 
     def _differs(self, index: int, other: Constants) -> bool:
-        if index in self._waiting:  # not computed yet, so that nothing says that it is the same
+        if index in self._waiting:  # not computed yet, so it may differ
             return True
         same = (index in self._profiles) == (index in other._profiles)
         mine, theirs = self._arrays[index].numpy(), other._arrays[index].numpy()

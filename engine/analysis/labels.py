@@ -148,7 +148,7 @@ class Labels:
         touched = set(support(layer))
         have = self.layers(value)
         if self._imposed(value, touched):
-            self.slots.freeze(layer, f"{value!r} is computed by what does not follow there ({self.node!r})")
+            self.slots.freeze(layer, f"{value!r} is computed by an op that keeps its size there ({self.node!r})")
         if touched and not have:
             have.append(layer)
         if not touched or have[0] is layer:
@@ -313,7 +313,7 @@ class Labels:
             first = first.narrow(dim, 0, 1)
         tied = bool((self.slots.find(joint) == self.slots.find(first)).all())
         if tied:
-            self.slots.freeze(single, "goes with none of the rows alone")
+            self.slots.freeze(single, "belongs to none of the rows alone")
         return tied
 
     def make_rectangular(self) -> None:

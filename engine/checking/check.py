@@ -51,10 +51,10 @@ class RuleReport:
         reasons = [
             f"  {sample}: {reason}" for sample, sample_reasons in self.frozen.items() for reason in sample_reasons
         ]
-        could = [f"  {freed}" for freed in self.freed]
-        unseen = [f"  {op}" for op in self.missing]
-        sections = [(f"Checked ({self.calls} calls by brute force):", lines), ("Left whole:", reasons)]
-        sections += [("Could go, and stays:", could), ("Not called by any sample:", unseen)]
+        removable = [f"  {freed}" for freed in self.freed]
+        uncalled = [f"  {op}" for op in self.missing]
+        sections = [(f"Checked ({self.calls} calls by brute force):", lines), ("Frozen:", reasons)]
+        sections += [("Removable, but frozen by the rule:", removable), ("Not called by any sample:", uncalled)]
         return "\n".join("\n".join([title, *rest]) for title, rest in sections if rest)
 
 

@@ -67,7 +67,9 @@ def freed(call: Call, rules: Registry, generator: torch.Generator) -> Iterator[F
                 structure = structure_of_call(
                     call, {v: d for v, d in combination.items() if v in call.activations}, rules
                 )
-                reason = next((r for gone in blocks if (r := _refusal(structure, combination, gone)) is not None), None)
+                reason = next(
+                    (r for removed in blocks if (r := _refusal(structure, combination, removed)) is not None), None
+                )
                 if reason is not None:
                     reason_text = reason.replace(repr(call.node), call.node.op)
                     yield Freed(call.node.op, _axes(call, combination), zero, reason_text)
@@ -80,42 +82,44 @@ def _axes(call: Call, combination: Pattern) -> str:
 
 def _blocks(call: Call, combination: Pattern, sets: Sequence[list[int]], zero: bool, full: Tensors) -> list[list[int]]:
     """Return the index blocks that would be the slots of a dimension; none if it cannot be cut."""
-    size = max(i for gone in sets for i in gone) + 1
+    size = max(i for removed in sets for i in removed) + 1
     blocks: list[list[int]] = []
     wanted = run(call.node, full)
-    for gone in sets:
-        parts = [b for b in blocks if set(b) <= set(gone)]
-        if not blocks and len(gone) > size // 2:
+    for removed in sets:
+        parts = [b for b in blocks if set(b) <= set(removed)]
+        if not blocks and len(removed) > size // 2:
             return []  # a dimension has at least two blocks
-        inputs, outputs = _zero(call, combination, gone, full) if zero else (full, wanted)
-        allowed = _op_allows(call, combination, gone, inputs, outputs)
-        if parts and set(gone) == {i for b in parts for i in b}:
+        inputs, outputs = _zero(call, combination, removed, full) if zero else (full, wanted)
+        allowed = _op_allows(call, combination, removed, inputs, outputs)
+        if parts and set(removed) == {i for b in parts for i in b}:
             if not allowed:
                 return []
         elif allowed and not parts:
-            if any(set(b) & set(gone) for b in blocks):
+            if any(set(b) & set(removed) for b in blocks):
                 return []
-            blocks.append(gone)
+            blocks.append(removed)
     return blocks if sum(map(len, blocks)) == size else []
 
 
 def _zero(
-    call: Call, combination: Pattern, gone: Sequence[int], full: Tensors
+    call: Call, combination: Pattern, removed: Sequence[int], full: Tensors
 ) -> tuple[dict[int, Tensor], list[Tensor]]:
     """Return the inputs with zeros at some indices, and the op's outputs for them."""
     inputs = dict(full)
     for value, (dim,) in combination.items():
-        inputs[value.index] = full[value.index].index_fill(dim, torch.tensor(gone), 0)
+        inputs[value.index] = full[value.index].index_fill(dim, torch.tensor(removed), 0)
     return inputs, run(call.node, inputs)
 
 
-def _op_allows(call: Call, combination: Pattern, gone: Sequence[int], full: Tensors, wanted: Sequence[Tensor]) -> bool:
+def _op_allows(
+    call: Call, combination: Pattern, removed: Sequence[int], full: Tensors, wanted: Sequence[Tensor]
+) -> bool:
     """Whether the op's output for cut inputs is a part of its full output."""
     parts = dict(full)
     for value, (dim,) in combination.items():
-        stays = torch.tensor([i for i in range(value.shape[dim]) if i not in gone])
-        parts[value.index] = _fenced(full[value.index].index_select(dim, stays), value)
-    for demands in _retold(call, combination, gone):
+        remaining = torch.tensor([i for i in range(value.shape[dim]) if i not in removed])
+        parts[value.index] = _fenced(full[value.index].index_select(dim, remaining), value)
+    for demands in _demand_variants(call, combination, removed):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about unexpected sizes
@@ -135,16 +139,16 @@ def _fenced(part: Tensor, value: Value) -> Tensor:
     return memory[: part.numel()].view(part.shape)
 
 
-def _retold(call: Call, combination: Pattern, gone: Sequence[int]) -> Iterator[list[Demand]]:
-    """Yield no demands, then one that scales a single number like the size that is cut."""
+def _demand_variants(call: Call, combination: Pattern, removed: Sequence[int]) -> Iterator[list[Demand]]:
+    """Yield no demands, then single demands that scale one number as the cut scales the size."""
     yield []
     size = next(v.shape[d] for v, (d,) in combination.items())
     for name, argument in call.node.args.items():
         numbers = argument if isinstance(argument, (list, tuple)) else [argument]
         for position, number in enumerate(numbers):
             if isinstance(number, int) and not isinstance(number, bool) and number > 1:
-                if number * (size - len(gone)) % size == 0:
-                    yield [Demand((name, position), number, number * (size - len(gone)) // size)]
+                if number * (size - len(removed)) % size == 0:
+                    yield [Demand((name, position), number, number * (size - len(removed)) // size)]
 
 
 def _is_part(full: Tensor, part: Tensor) -> bool:
@@ -164,13 +168,13 @@ def _is_part(full: Tensor, part: Tensor) -> bool:
     return position <= len(rows)
 
 
-def _refusal(structure: Structure, combination: Pattern, gone: Sequence[int]) -> str | None:
+def _refusal(structure: Structure, combination: Pattern, removed: Sequence[int]) -> str | None:
     """Return why a rule does not cut exactly what a combination cuts; None if it does."""
     axes = {v: d for v, d in combination.items() if not v.stored} or combination  # parameters follow
     rows = {v: structure.along(v, d) for v, (d,) in axes.items()}
     slot_rows = {v: row for v, row in rows.items() if row is not None}
     slots = (
-        torch.cat([row[list(gone)] for row in slot_rows.values()]) if slot_rows else torch.zeros(0, dtype=torch.long)
+        torch.cat([row[list(removed)] for row in slot_rows.values()]) if slot_rows else torch.zeros(0, dtype=torch.long)
     )
     if len(slot_rows) < len(rows) or structure.frozen[slots].any():
         return structure.slots.why(slots) or "it has no slots"
@@ -179,8 +183,8 @@ def _refusal(structure: Structure, combination: Pattern, gone: Sequence[int]) ->
     keep = closed(structure.constraints, keep, lambda: torch.zeros(len(structure.roots)))
     shrunk = Shrunk(structure, keep)
     for value, (dim,) in axes.items():
-        stays = shrunk.indices(value, dim)
+        is_kept = shrunk.indices(value, dim)
         cut = [d for d in range(value.ndim) if shrunk.shape(value)[d] < value.shape[d]]
-        if stays is None or (~stays).nonzero()[:, 0].tolist() != list(gone) or cut != [dim]:
+        if is_kept is None or (~is_kept).nonzero()[:, 0].tolist() != list(removed) or cut != [dim]:
             return "it only goes together with other entries"
     return None

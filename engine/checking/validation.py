@@ -140,10 +140,10 @@ def _compare_cut(
     if rules.of(node).contraction is None and rules.contractions(node):  # an inner unit without rows is zero
         full.update((v.index, full[v.index] * m) for v in call.inputs if (m := shrunk.mask(v)) is not None)
     for value, dim in spans:
-        stays = shrunk.indices(value, dim)
-        if stays is not None:
+        is_kept = shrunk.indices(value, dim)
+        if is_kept is not None:
             shape = [-1 if d == dim else 1 for d in range(value.ndim)]
-            full[value.index] = full[value.index] * stays.view(shape)
+            full[value.index] = full[value.index] * is_kept.view(shape)
     numbers = _numbers(node, shrunk, rules)
     if any(d.expr is not None and evaluate(d.expr, shrunk.shape, _no_attribute) != d.wanted for d in numbers):
         return  # the surrounding code is edited in this case; whole networks show whether that is right
@@ -274,9 +274,9 @@ def _check_constants(call: Call, pattern: Pattern, rules: Registry, generator: t
             if any(n not in (1, have) for n, have in zip(array.shape, output.shape, strict=True)):
                 raise _wrong(call, "constants", f"of shape {tuple(array.shape)} for {tuple(output.shape)}")
             array = array.expand(output.shape)
-            sure = array == 0 if constants.has_profile(value) else ~array.isnan()
-            if not close(array[sure], output[sure]):
-                raise _wrong(call, "constants", f"a known entry is {_difference(array[sure], output[sure])}")
+            fixed = array == 0 if constants.has_profile(value) else ~array.isnan()
+            if not close(array[fixed], output[fixed]):
+                raise _wrong(call, "constants", f"a constant entry is {_difference(array[fixed], output[fixed])}")
 
 
 def _check_use(call: Call, pattern: Pattern, rules: Registry, generator: torch.Generator) -> None:
@@ -294,7 +294,7 @@ def _check_use(call: Call, pattern: Pattern, rules: Registry, generator: torch.G
     for value, a, b in zip(node.outputs, run(node, before), run(node, after), strict=True):
         used = use[value].expand(a.shape)
         if not close(a[used], b[used]):
-            raise _wrong(call, "use", f"a used output notices what is called unused ({_difference(a[used], b[used])})")
+            raise _wrong(call, "use", f"an unused entry changes a used output ({_difference(a[used], b[used])})")
 
 
 def check_call(call: Call, rules: Registry, generator: torch.Generator) -> None:

@@ -85,13 +85,13 @@ def _carry(consumer: Consumer, removed: Tensor, kept: Kept, slices: Mapping[str,
     delta = torch.zeros_like(weight)
     inner, target = c.canonical(weight), c.canonical(delta)
     constants, shared = (row.view(c.groups, c.inputs) for row in (consumer.constants, consumer.shared))
-    gone = removed.view(c.groups, c.inputs)
-    stays = kept.shrunk.keep[consumer.slots].view(c.groups, c.inputs)
-    strength = torch.where(stays, shared.nan_to_num(0.0), 0.0).abs()
-    for group in gone.any(1).nonzero()[:, 0].tolist():
+    is_removed = removed.view(c.groups, c.inputs)
+    is_kept = kept.shrunk.keep[consumer.slots].view(c.groups, c.inputs)
+    strength = torch.where(is_kept, shared.nan_to_num(0.0), 0.0).abs()
+    for group in is_removed.any(1).nonzero()[:, 0].tolist():
         carrier = int(strength[group].argmax())
-        ratio = constants[group][gone[group]] / constants[group][carrier]
-        target[group, :, carrier] = (inner[group][:, gone[group]] * ratio[None, :, None]).sum(1)
+        ratio = constants[group][is_removed[group]] / constants[group][carrier]
+        target[group, :, carrier] = (inner[group][:, is_removed[group]] * ratio[None, :, None]).sum(1)
     delta = _sliced(c.weight.name, delta, slices)
     dim = c.input_place
     index = delta.movedim(dim, 0).flatten(1).any(1).nonzero()[:, 0]

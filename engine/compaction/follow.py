@@ -258,8 +258,8 @@ def _growths(model: nn.Module, wanted: Mapping[str, Entry]) -> list[Queue]:
     queues: list[Queue] = []
     for path, module in model.named_modules():
         steps = history(module)
-        stays = same_steps(steps, wanted[path]["plans"]) if path in wanted else 0
-        queues.append([lambda m=module: grow(m)] * (len(steps) - stays))  # type: ignore[misc]
+        in_common = same_steps(steps, wanted[path]["plans"]) if path in wanted else 0
+        queues.append([lambda m=module: grow(m)] * (len(steps) - in_common))  # type: ignore[misc]
     return queues
 
 

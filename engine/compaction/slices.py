@@ -41,9 +41,9 @@ class Cut:
         """Return the part of a tensor that is not kept."""
         whole = tensor if len(self.dims) == 1 else tensor.flatten(0, 1)
         dim = self.dims[0] if len(self.dims) == 1 else 0
-        gone = torch.ones(whole.size(dim), dtype=torch.bool, device=tensor.device)
-        gone[self.index.to(tensor.device)] = False
-        return whole.index_select(dim, gone.nonzero()[:, 0])
+        removed = torch.ones(whole.size(dim), dtype=torch.bool, device=tensor.device)
+        removed[self.index.to(tensor.device)] = False
+        return whole.index_select(dim, removed.nonzero()[:, 0])
 
     def expand(self, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Return a tensor in its shape before the cut, with zeros for removed entries."""
@@ -346,8 +346,8 @@ def slice_from_mask(before: tuple[int, ...], mask: Tensor, what: str) -> Slice:
     """
     sets = {d: mask.movedim(d, 0).reshape(mask.size(d), -1).any(1) for d in range(mask.ndim) if mask.size(d) > 1}
     product = torch.ones([1] * mask.ndim, dtype=torch.bool)
-    for dim, stays in sets.items():
-        product = product & stays.view([-1 if d == dim else 1 for d in range(mask.ndim)])
+    for dim, is_kept in sets.items():
+        product = product & is_kept.view([-1 if d == dim else 1 for d in range(mask.ndim)])
     if torch.equal(product.expand(mask.shape), mask):
         cuts = [Cut((d,), s.nonzero()[:, 0], (int(s.sum()),)) for d, s in sets.items() if not s.all()]
         return Slice(before, tuple(cuts))

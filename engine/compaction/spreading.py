@@ -57,8 +57,8 @@ def _saved(kept: Kept, node: Node, c: Contraction, value: Value) -> float:
     slots = structure.along(value, c.output_dim)
     if slots is None or c.groups > 1 or constants.has_profile(value):
         return 0.0
-    stays = kept.shrunk.keep[slots]
+    is_kept = kept.shrunk.keep[slots]
     constant = ~constants.along(value, c.output_dim).isnan()
-    part = float((stays & constant).sum()) / max(int(stays.sum()), 1)
+    part = float((is_kept & constant).sum()) / max(int(is_kept.sum()), 1)
     macs = structure.rules.of(node).macs(node, kept.shrunk.shape)
     return part * macs / math.prod(kept.shrunk.shape(value))

@@ -1,4 +1,4 @@
-"""Run a recorded program on a batch, node by node, with any parameters, and stop where somebody wants to look."""
+"""Run a recorded program on a batch, node by node, with any parameters; callers can inspect values in between."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def _has_statistics(module: nn.Module) -> bool:
 
 
 def _is_scaled_alone(norm: nn.Module, model: nn.Module) -> bool:
-    """Whether a norm has a weight and a bias, and no other module has one of these or of its statistics."""
+    """Whether a norm has a weight and a bias, and shares neither these nor its statistics with another module."""
     own = [norm._parameters.get(key) for key in ("weight", "bias")]
     if not isinstance(norm, _BATCH_NORMS) or None in own:
         return False
@@ -149,7 +149,7 @@ def _arguments(batch: Any, alone: bool) -> tuple[tuple[Any, ...], Mapping[str, A
 
 @contextmanager
 def _untouched(model: nn.Module, norms: Mapping[str, nn.Module], processes: Processes | None) -> Iterator[None]:
-    """Run the body in eval mode, and keep nothing of what it leaves on the model, except for the norms' statistics."""
+    """Run the body in eval mode, and undo all its effects on the model, except for the norms' statistics."""
     with ExitStack() as stack:
         if processes is None:
             stack.enter_context(evaluating(model))
@@ -191,8 +191,8 @@ def _replacing(norms: Mapping[str, nn.Module]) -> Iterator[Estimates]:
 class _Observing(TorchFunctionMode):
     """Average the statistics of the batches while the norms use their own.
 
-    A norm of which anything but batch normalisation reads a weight, a bias or a statistic counts as not run: the change
-    of one would not make up for the change of the other there.
+    A norm whose weight, bias or statistics anything but batch normalisation reads counts as not run, because there the
+    changes would not compensate for each other.
     """
 
     def __init__(self, norms: Mapping[str, nn.Module]) -> None:
@@ -229,7 +229,7 @@ class _Observing(TorchFunctionMode):
         return result
 
     def _is_its_own(self, name: str, call: inspect.BoundArguments) -> bool:
-        """Whether a call normalises by all that a norm has, and by nothing else."""
+        """Whether a call normalises with exactly the norm's statistics, weight, bias and eps."""
         norm = self._norms[name]
         call.apply_defaults()
         own = {key: getattr(norm, key) for key in ("running_mean", "running_var", "weight", "bias")}
@@ -242,7 +242,7 @@ def _tensors(norm: Any) -> list[Tensor]:
 
 
 def _is_metadata(func: Any, result: Any) -> bool:
-    """Whether a function reads no numbers of a tensor: its shape, its dtype, whether it is on a GPU."""
+    """Whether a function only reads metadata of a tensor: its shape, its dtype, whether it is on a GPU."""
     if any(True for _ in tensors_in(result)):
         return False
     name = getattr(func, "__name__", "")

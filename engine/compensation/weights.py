@@ -104,5 +104,5 @@ class Weights(Mapping[str, Tensor]):
         self._changed[name] = spread(value, self._stored[name])
 
     def outline(self) -> dict[str, Tensor]:
-        """Return the tensors, but matrices that are spread without their data: what masks say of them is known."""
+        """Return the tensors; sharded matrices have no data, because their masks suffice."""
         return {n: stand_in(t) if is_spread(t) and t.ndim > 1 else self[n] for n, t in self._stored.items()}

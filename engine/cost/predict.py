@@ -67,24 +67,24 @@ class Predictor:
         Raises:
             InputError: for an unknown group name, or a wrong length.
         """
-        stays = torch.ones(len(self._structure.roots), dtype=torch.bool)
+        is_kept = torch.ones(len(self._structure.roots), dtype=torch.bool)
         for name, units in keep.items():
             group = self._groups.get(name)
             if group is None or tuple(units.shape) != (group.size,):
-                raise InputError(f"`keep` names the group {name!r} with shape {tuple(units.shape)}: no such.")
-            stays[group.slots[~units.cpu()]] = False
-        counter = Counter(self._graph, self._structure.rules, self._settled(stays), "default", self._batch_dim)
+                raise InputError(f"`keep` names the group {name!r} with shape {tuple(units.shape)}: there is none.")
+            is_kept[group.slots[~units.cpu()]] = False
+        counter = Counter(self._graph, self._structure.rules, self._settled(is_kept), "default", self._batch_dim)
         return counter.total(), counter.parameters(self._model)
 
     def _no_preference(self) -> Tensor:
         return torch.zeros(len(self._structure.roots))
 
-    def _settled(self, stays: Tensor) -> Shrunk:
+    def _settled(self, is_kept: Tensor) -> Shrunk:
         while True:
-            shrunk = Shrunk(self._structure, closed(self._structure.constraints, stays, self._no_preference))
+            shrunk = Shrunk(self._structure, closed(self._structure.constraints, is_kept, self._no_preference))
             unmet = settle(shrunk).unmet
-            before = int(stays.sum())
+            before = int(is_kept.sum())
             for _, _, slots in unmet:
-                stays[slots] = True
-            if int(stays.sum()) == before:
+                is_kept[slots] = True
+            if int(is_kept.sum()) == before:
                 return shrunk

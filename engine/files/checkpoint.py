@@ -338,9 +338,9 @@ def load_state(model: nn.Module, weights: Mapping[str, Any], wanted: Mapping[str
     Raises:
         CheckpointError: if names or shapes differ; the model is then unchanged.
     """
-    odd = _names(weights) ^ _names(model.state_dict())
-    if strict and odd:
-        raise CheckpointError(f"The names of the weights differ: {', '.join(sorted(odd)[:4])}.")
+    differing = _names(weights) ^ _names(model.state_dict())
+    if strict and differing:
+        raise CheckpointError(f"The names of the weights differ: {', '.join(sorted(differing)[:4])}.")
     undo = reshape(model, shapes_in(weights), wanted)
     try:
         check_spans(model, weights, strict)

@@ -36,9 +36,9 @@ def write_safetensors(checkpoint: Mapping[str, Any], path: str | os.PathLike[str
         InputError: if the state dict contains something other than tensors, or a dtype that the format does not have.
     """
     weights = checkpoint["state_dict"]
-    odd = [name for name, value in weights.items() if not isinstance(value, Tensor)]
-    if odd:
-        raise InputError(f"safetensors only stores tensors, but {odd[0]!r} of the state dict is not a tensor.")
+    others = [name for name, value in weights.items() if not isinstance(value, Tensor)]
+    if others:
+        raise InputError(f"safetensors only stores tensors, but {others[0]!r} of the state dict is not a tensor.")
     header = {"format": "pt", KEY: to_json(checkpoint[KEY])}
     write_tensors(weights, path, header)
 

@@ -195,8 +195,8 @@ def _located(file: BinaryIO, entry: _Entry, limit: int) -> Record:
     header = _part(file, entry.offset, _HEADER.size)
     sign, _, flags, method, _, _, _, packed, size, name, extra = _HEADER.unpack(header)
     start = entry.offset + _HEADER.size + name + extra
-    said = (entry.size, _FULL, 0) if flags & _SIZES_BEHIND else (entry.size, _FULL)
-    agree = sign == b"PK\3\4" and not method and flags == entry.flags and packed in said and size in said
+    sizes = (entry.size, _FULL, 0) if flags & _SIZES_BEHIND else (entry.size, _FULL)
+    agree = sign == b"PK\3\4" and not method and flags == entry.flags and packed in sizes and size in sizes
     if not agree or _part(file, entry.offset + _HEADER.size, name) != entry.name:
         raise ValueError(f"its directory and the header of {_text(entry.name)!r} disagree")
     if start + entry.size > limit:

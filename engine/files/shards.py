@@ -187,13 +187,13 @@ def _names(model: nn.Module, index: _Index) -> dict[str, list[str]]:
     same: dict[int, list[str]] = defaultdict(list)
     for name, tensor in stored.items():
         same[id(tensor)].append(name)
-    odd = sorted(set(index.names) - model_names)
+    unexpected = sorted(set(index.names) - model_names)
     covered_names = {other for name in index.names if name in stored for other in same[id(stored[name])]}
     missing = sorted(model_names - covered_names)
-    if odd or missing:
+    if unexpected or missing:
         raise CheckpointError(
             f"{index.path} does not belong to {type(model).__name__}: "
-            + (f"the model has no {odd[0]!r}." if odd else f"{missing[0]!r} is in none of its files.")
+            + (f"the model has no {unexpected[0]!r}." if unexpected else f"{missing[0]!r} is in none of its files.")
         )
     return {name: same[id(stored[name])] for name in index.names}
 

@@ -22,12 +22,12 @@ from engine.source.syntax import nodes_of
 __all__ = ["RESULT", "Branch", "FunctionBranches", "branches_of"]
 
 RESULT = "return"
-"""Stands for what a function returns among its variables."""
+"""Name for the result of a function among its variables."""
 
 _LAST_INSTRUCTIONS = {
     ast.Assign: "STORE", ast.AnnAssign: "STORE", ast.AugAssign: "STORE", ast.Expr: "POP_TOP", ast.Return: "RETURN",
 }  # fmt: skip
-"""Beginnings of the names of the instructions with which statements end."""
+"""Prefixes of the names of the instructions that end statements."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,14 +40,14 @@ class Branch:
         offsets: offsets of its instructions.
         is_condition: whether it is a part of a condition, such as ``b`` in ``if a and b``.
         user: the assignment or the call that takes its value, or that of the other branch, as it is.
-        statement: that an expression is part of.
+        statement: the statement that an expression is part of.
         span: first and last line of the statement that it is part of, after which its variables are assigned.
         is_interrupted: whether an error in its first statement keeps it from running to its end.
-        skipped: statements that do not run where it does: it is the other side of a condition without an ``else``, or
-            leaves the rest of a loop out.
-        entered: offsets of the instructions of a condition's only side; its other side has none, and stands for a jump.
+        skipped: statements that do not run if it does: it is the other side of a condition without an ``else``, or
+            skips the rest of a loop.
+        entered: offsets of the instructions of a condition's only side; the other side has none and represents a jump.
         other_side: the other side of a conditional expression whose value no variable holds, such as an operand.
-        earlier: the operands of ``and`` or ``or`` before the one that decides, which may decide as well.
+        earlier: the operands of ``and`` or ``or`` before the deciding one, which may decide as well.
     """
 
     nodes: Sequence[ast.AST]
@@ -89,7 +89,7 @@ class Branch:
 
     @functools.cached_property
     def measured_names(self) -> frozenset[str]:
-        """Variables whose sizes become numbers in it."""
+        """Variables whose sizes it uses as numbers."""
         return frozenset(names_measured(ast.Module([*self.nodes], [])))  # type: ignore[list-item]
 
     @functools.cached_property
@@ -133,7 +133,7 @@ class Branch:
 
     @functools.cached_property
     def assigned(self) -> frozenset[str]:
-        """Variables that have another value if it runs."""
+        """Variables that have another value if the branch runs."""
         bound = self._bindings.keys() | self._statement_targets | self.skipped_bindings.keys()
         return frozenset(name for name in bound if "." not in name) | self.targets
 
@@ -152,7 +152,7 @@ class Branch:
 
     @functools.cached_property
     def returns(self) -> bool:
-        """Whether the function returns another value if it runs."""
+        """Whether the function returns another value if the branch runs."""
         own = (n for n in (*self.syntax, self.statement) if isinstance(n, ast.Return))
         return any(n.value is not None for n in own)
 

@@ -57,24 +57,24 @@ class NumberRead:
         self.values = tuple(leaf.value for leaf in sizes if leaf.dim > 0 or leaf.value.ndim == 1)
 
 
-def parts_read(thing: Any, name: str, branch: Branch, variables: Mapping[str, Any]) -> Any:
+def parts_read(obj: Any, name: str, branch: Branch, variables: Mapping[str, Any]) -> Any:
     """Return the parts of an object that a branch would read, or the object if they cannot be determined.
 
     No code of the object's class runs. Missing parts are omitted, because the branch would raise an error.
 
     Args:
-        thing: the value of a variable, other than a tensor or a container.
+        obj: the value of a variable, other than a tensor or a container.
         name: of the variable.
         branch: a part of a function.
         variables: all of the function's, by name.
     """
     paths = _paths(branch).get(name)
     if not paths:
-        return thing
+        return obj
     try:
         parts = [_value_at(path, variables) for path in paths]
     except _UnclearError:
-        return thing
+        return obj
     return PartsRead([part for part in parts if part is not _MISSING])
 
 

@@ -73,7 +73,7 @@ class _Reaching:
         return None
 
     def _inside(self, statement: ast.stmt, before: frozenset[Definition], at: ast.AST) -> frozenset[Definition] | None:
-        if isinstance(statement, (ast.For, ast.AsyncFor, ast.While)):  # a round begins with what any other leaves
+        if isinstance(statement, (ast.For, ast.AsyncFor, ast.While)):  # a round may begin after any other round
             inside = before | self._all_in(statement)
             within = self.at(statement.body, inside, at)
             return inside if within is None else within

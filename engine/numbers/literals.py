@@ -198,7 +198,7 @@ def _elements(expr: ast.expr, frame: FrameType) -> list[tuple[ast.expr, FrameTyp
     if function is None or not isinstance(expr, ast.Name):
         return [(expr, frame)]
     held, places = frame.f_locals[expr.id], places_set(function, expr.id)
-    if type(held) is list and (rest := fillers(function, expr.id)):  # what is set beside is a size, or not fixed
+    if type(held) is list and (rest := fillers(function, expr.id)):  # other items are sizes, or not fixed
         return [(ast.Constant(item), frame) for item in held if type(item) is int and item in rest]
     if expr.id in arguments_of(function) and not places and isinstance(held, tuple):
         passed = passed_argument(expr.id, frame)

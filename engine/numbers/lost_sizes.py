@@ -1,8 +1,8 @@
-"""Sizes of which a plain number in a call is computed, where Python or another package drops the expression.
+"""Sizes from which a plain number in a call is computed after Python or another package has dropped the expression.
 
 ``0.5 * x.shape[1]`` is a plain number: a ``float`` on the left multiplies an ``int`` by itself, whatever its class. So
-are ``np.sqrt(x.shape[1])``, ``x.stride(0)`` and ``float(f"{n}")``. Such a number would be another one with fewer
-channels.
+are ``np.sqrt(x.shape[1])``, ``x.stride(0)`` and ``float(f"{n}")``. With fewer channels, such a number would be
+different.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ __all__ = ["lost_sizes"]
 _LOST = frozenset(
     "dim_order element_size is_contiguous itemsize nbytes storage storage_offset stride untyped_storage".split()
 )
-"""What returns plain numbers that follow from the sizes of a tensor."""
+"""Methods and attributes that return plain numbers which follow from the sizes of a tensor."""
 
 _READS = _LOST | frozenset("nelement numel shape size __len__".split())
-"""What returns its sizes, or such numbers."""
+"""Methods and attributes that return its sizes, or numbers computed from them."""
 
 _WITHOUT_TENSORS = frozenset("can_cast is_complex is_conj is_floating_point is_neg is_same_size is_tensor".split())
 """Functions of torch that return no tensor, beside those."""
@@ -50,7 +50,7 @@ _OF_MATH = TRACKED_FUNCTIONS | {function.__name__ for function in (math.ceil, ma
 """Functions of `math` that keep expressions."""
 
 _KEEPING = (abs, max, min, round, sum, tuple, list, range, reversed, zip, enumerate, sorted, dict)
-"""Functions of Python that return what they get, or compute with it by its own operators."""
+"""Functions of Python that return their argument, or compute with its own operators."""
 
 _UNKNOWN = object()
 
@@ -58,7 +58,7 @@ _UNKNOWN = object()
 def lost_sizes(
     numbers: Sequence[Any], frame: FrameType, tag: Callable[[Tensor, torch.Size], Sequence[int]]
 ) -> list[Any]:
-    """Return the tracked numbers of which plain numbers in a call may be computed.
+    """Return the tracked numbers from which the plain numbers in a call may be computed.
 
     Args:
         numbers: the plain numbers that a function or an operator receives.
@@ -79,7 +79,7 @@ def lost_sizes(
 
 
 def _is_number(expr: ast.AST, frame: FrameType) -> bool:
-    """Whether an expression gives a number for certain: operators on numbers, variables and sizes."""
+    """Whether an expression is certainly a number: operators on numbers, variables and sizes."""
     if isinstance(expr, ast.BinOp):
         return _is_number(expr.left, frame) and _is_number(expr.right, frame)
     if isinstance(expr, ast.UnaryOp):
@@ -89,7 +89,7 @@ def _is_number(expr: ast.AST, frame: FrameType) -> bool:
 
 
 def _is_tracked(operand: ast.expr, frame: FrameType) -> bool:
-    """Whether an operand is a text, or a number that is tracked: a size, or one computed of sizes by operators."""
+    """Whether an operand is text or a tracked number: a size, or a number computed from sizes by operators."""
     if isinstance(operand, ast.UnaryOp):
         return _is_tracked(operand.operand, frame)
     if isinstance(operand, ast.BinOp):
@@ -115,7 +115,7 @@ class _Search:
         Args:
             expr: the expression.
             frame: whose variables it reads.
-            lost: whether something around it drops the expressions of numbers.
+            lost: whether the surrounding code drops the expressions of numbers.
         """
         read = _dimensions(expr, frame)
         if read is not None:
@@ -153,7 +153,7 @@ class _Search:
             yield from self.of(expr.value, frame, lost)
 
     def _call(self, call: ast.Call, frame: FrameType, lost: bool) -> Iterator[Any]:
-        """A call reads a size by name, or is one of another function, which may read those of all that it gets."""
+        """Yield the sizes that a call reads: by name, or those that another function may read of its arguments."""
         function = _held(call.func, frame)
         if _is_tensor(call, frame) or function is len and _is_counted(call.args[0], frame):
             return
@@ -243,7 +243,7 @@ def _is_dropping(node: ast.AST) -> bool:
 
 
 def _dimensions(expr: ast.AST, frame: FrameType) -> tuple[Tensor, Sequence[int]] | None:
-    """Return a tensor and its dimensions whose sizes an expression reads by literals; None for any other one."""
+    """Return a tensor and the dimensions whose sizes an expression reads literally; None for any other expression."""
     match expr:
         case (
             ast.Subscript(value=ast.Attribute(value=of, attr="shape"), slice=dim)
@@ -261,7 +261,7 @@ def _dimensions(expr: ast.AST, frame: FrameType) -> tuple[Tensor, Sequence[int]]
 
 
 def _may_be_computed(held: Any) -> bool:
-    """Whether a value is a plain number, which no truth value is, or a collection that may hold some."""
+    """Whether a value is a plain number other than a bool, or a collection that may contain one."""
     items = held if isinstance(held, (list, tuple)) else [held]
     return any(isinstance(i, (int, float, complex)) and not isinstance(i, bool) and not is_tagged(i) for i in items)
 
@@ -275,7 +275,7 @@ def _is_counted(expr: ast.AST, frame: FrameType) -> bool:
 
 
 def _is_tensor(expr: ast.AST, frame: FrameType) -> bool:
-    """Whether an expression gives a tensor for certain, which is no number: an op, or what is computed with one."""
+    """Whether an expression is certainly a tensor: the result of an op, or computed from one."""
     if isinstance(expr, ast.Attribute) and isinstance(_held(expr.value, frame), Tensor):
         return expr.attr in ("T", "mT", "H", "mH", "data", "real", "imag")
     if isinstance(expr, (ast.Name, ast.Attribute)):
@@ -297,7 +297,7 @@ def _is_tensor(expr: ast.AST, frame: FrameType) -> bool:
 
 
 def _held(expr: ast.AST, frame: FrameType) -> Any:
-    """Return what a variable, or an attribute that reading runs no code for, holds; else `_UNKNOWN`."""
+    """Return the value of a variable, or of an attribute that can be read without running code; else `_UNKNOWN`."""
     if isinstance(expr, ast.Name):
         frame = home(expr.id, frame)
         for space in (frame.f_locals, frame.f_globals, frame.f_builtins):

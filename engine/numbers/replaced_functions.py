@@ -53,7 +53,7 @@ def check_followed(name: str, arguments: tuple[Any, ...], holds: Callable[[Tenso
 
 
 class Twins(Protocol):
-    """The program of the running code, which learns that two tensors are one."""
+    """The program of the running code, which is notified that two tensors are one."""
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor is part of the program."""
@@ -119,7 +119,7 @@ class _Range(metaclass=_RangeType):
 
 
 def _followed(plain: Callable[..., Tensor], position: int, program: Twins) -> Callable[..., Tensor]:
-    """Return a method that gives a tensor another class without an op; the program learns that both are one."""
+    """Return a method that gives a tensor another class without an op, and notifies the program that both are one."""
 
     @functools.wraps(plain)
     def method(*arguments: Any, **options: Any) -> Tensor:

@@ -191,7 +191,7 @@ class Recording(Protocol):
 
 
 def _place(depth: int) -> str | None:
-    """Return the file and line of a comparison; None in torch and the engine, where it decides nothing of channels."""
+    """Return the file and line of a comparison; None in torch and the engine, where it does not concern channels."""
     frame = sys._getframe(depth + 1)
     if not RECORDINGS or is_library(frame.f_code.co_filename):
         return None

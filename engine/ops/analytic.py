@@ -1,7 +1,7 @@
-"""Ops that compute analytic functions of what they read, or only move it.
+"""Ops that compute analytic functions of their inputs, or only move entries.
 
-A network of nothing else is an analytic function of its input. Where two such functions differ anywhere, they differ
-almost everywhere: one random sample tells them from each other as well as many do. A ReLU, a maximum, a comparison or a
+A network of such ops is an analytic function of its input. If two such functions differ anywhere, they differ almost
+everywhere: one random sample distinguishes them as well as many do. A ReLU, a maximum, a comparison or a
 choice has pieces, some of which few samples reach.
 """
 

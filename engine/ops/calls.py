@@ -1,4 +1,4 @@
-"""What functions and methods of torch do, by the names that code calls them by, for code that did not run."""
+"""Effects of torch's functions and methods, by the names under which code calls them, for code that did not run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CONTRACTING = {op: rule for file in (contraction, products) for rule in file.RU
 
 
 def _contracted(node: Node) -> tuple[Value, int] | None:
-    """Return what an op contracts with a weight, and along which dimension; None where it does not."""
+    """Return the value that an op contracts with a weight, and the dimension; None if it does not contract."""
     rule = _CONTRACTING.get(node.op)
     layer = None if rule is None or rule.contraction is None else rule.contraction(node)
     return None if layer is None else (layer.input, layer.input_dim)

@@ -54,13 +54,13 @@ def columns(node: Node, c: Contraction, arguments: Mapping[str, Any]) -> Tensor:
 
 
 def columns_at(node: Node, c: Contraction, arguments: Mapping[str, Any], places: Tensor) -> Tensor:
-    """Return some rows of `columns`, a few samples at a time: a kernel lays each entry out as often as it has entries.
+    """Return some rows of `columns`, computed for a few samples at a time, as each entry occurs once per kernel entry.
 
     Args:
         node: a call of a contraction.
         c: how it contracts.
         arguments: its arguments by name, as tensors, the samples first.
-        places: positions among all of the output, ascending by sample, equally many of each.
+        places: positions among all those of the output, ascending by sample, equally many per sample.
     """
     [name] = [key for key, argument in node.args.items() if argument is c.input]
     entries = arguments[name]

@@ -103,11 +103,9 @@ def contract(node: Node, labels: Labels, c: Contraction, running: Container[int]
     outputs = labels.outputs_of(c)
     if outputs is None:
         outside = c.weight.producer is None
-        why = (
-            "the weight belongs to no module of the model" if outside else "the weight is computed by what has no rule"
-        )
+        why = "belongs to no module of the model" if outside else "is computed by an op without a rule"
         for value in node.inputs:
-            labels.freeze(value, f"{why} ({node!r})")
+            labels.freeze(value, f"the weight {why} ({node!r})")
         return
     for dim in c.kernel_dims:
         if dim not in running:
@@ -115,7 +113,7 @@ def contract(node: Node, labels: Labels, c: Contraction, running: Container[int]
     inputs = labels.along(c.input, c.input_dim)
     if c.depthwise:
         if inputs is None:
-            labels.slots.freeze(outputs, f"depthwise on channels that cannot go ({node!r})")
+            labels.slots.freeze(outputs, f"depthwise on channels that cannot be removed ({node!r})")
         else:
             labels.slots.union(inputs, outputs.reshape(-1))
     else:

@@ -33,7 +33,7 @@ __all__ = ["RULES"]
 
 
 def _by_entry(rule: Rule, describe: Describe, **fields: Any) -> Rule:
-    """Return the rule of a product by which entries go from all heads, where one of the factors is zero.
+    """Return the rule of a product that removes entries from all heads where one of the factors is zero.
 
     Letters that are summed over are tied between factors, those of one factor propagate, and those that factors share
     with the result stay: heads and positions.
@@ -105,7 +105,7 @@ def _meet(node: Node, labels: Labels, factors: tuple[Factor, Factor], letter: st
         return
     for row in rows:
         if row is not None:
-            labels.slots.freeze(row, f"{node!r} contracts it with what has a fixed size")
+            labels.slots.freeze(row, f"{node!r} contracts it with a tensor of fixed size")
 
 
 def _pass_row(labels: Labels, row: Tensor | None, target: Value, dim: int) -> None:

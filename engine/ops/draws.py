@@ -60,8 +60,8 @@ def drops_entries(node: Node) -> bool:
     return draws(node) and [v.shape for v in node.inputs] == [v.shape for v in node.outputs]
 
 
-def _torchs(func: Any, args: Any, kwargs: Any) -> None:
-    """Leave each op to torch."""
+def _leave_to_torch(func: Any, args: Any, kwargs: Any) -> None:
+    """Return None for each op, so that torch runs it."""
 
 
 class EvenDraws(TorchDispatchMode):
@@ -78,7 +78,7 @@ class EvenDraws(TorchDispatchMode):
         (tensor([1., 1., 1.]), True)
     """
 
-    def __init__(self, kernel: Callable[..., Any] = _torchs) -> None:
+    def __init__(self, kernel: Callable[..., Any] = _leave_to_torch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._calls, self._kernel = 0, kernel
         self.dropped = False

@@ -184,7 +184,7 @@ def product_rule(ops: tuple[str, ...], describe: Describe, **fields: Any) -> Rul
         equation = equation_of(node)
         if equation is None:
             for value in (*node.inputs, *node.outputs):
-                labels.freeze(value, f"{node!r} is too intricate")
+                labels.freeze(value, f"{node!r} is too complex to follow")
         else:
             _label(node, labels, equation)
 
@@ -217,7 +217,7 @@ def _label(node: Node, labels: Labels, equation: Equation) -> None:
         slotted = {factor.letters[d] for layer in labels.layers(factor.value) for d in support(layer)}
         spanned = {c for c, size in zip(factor.letters, factor.value.shape, strict=True) if size > 1} - slotted
         fixed = {d for d, letter in enumerate(equation.result) if letter in spanned}
-        labels.hold(equation.output, fixed, f"{node!r} combines it with what has a fixed size")
+        labels.hold(equation.output, fixed, f"{node!r} combines it with a tensor of fixed size")
 
 
 def _constant(constants: Constants, equation: Equation) -> Tensor:

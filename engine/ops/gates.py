@@ -247,7 +247,7 @@ def silent(cell: Cell, constants: Constants, below: Tensor, state: Tensor, is_se
             total = total + cell.by_gate(cell.biases[position], constants[cell.biases[position]])[cell.key]
         parts.append(total.masked_fill((links & row.isnan()).any(1), math.nan))
     silent = (parts[0] == 0) & (parts[1] == 0) if is_separate else parts[0] + parts[1] == 0
-    return silent | _meant(cell, constants) if constants.repaired else silent
+    return silent | _masked_units(cell, constants) if constants.repaired else silent
 
 
 def links_of(cell: Cell, weight: Value, constants: Constants) -> Tensor:
@@ -255,13 +255,13 @@ def links_of(cell: Cell, weight: Value, constants: Constants) -> Tensor:
     return cell.by_gate(weight, ~constants.zero(weight))
 
 
-def _meant(cell: Cell, constants: Constants) -> Tensor:
+def _masked_units(cell: Cell, constants: Constants) -> Tensor:
     """Which units have a key gate that is masked in every masked weight: repair masks the rest of the unit."""
     weights = [constants.zero(w) for w in (cell.ih, cell.hh)]
     closed = [~links_of(cell, w, constants)[cell.key].any(1) for w in (cell.ih, cell.hh)]
     masked = [bool(zero.any()) for zero in weights]
-    meant = torch.stack([c if m else torch.ones_like(c) for c, m in zip(closed, masked, strict=True)]).all(0)
-    return meant if any(masked) else torch.zeros_like(meant)
+    all_masked = torch.stack([c if m else torch.ones_like(c) for c, m in zip(closed, masked, strict=True)]).all(0)
+    return all_masked if any(masked) else torch.zeros_like(all_masked)
 
 
 @dataclass(frozen=True, eq=False)

@@ -204,7 +204,7 @@ def _put_labels(node: Node, labels: Labels) -> None:
         slotted_dims = {d for layer in other for d in support(layer)}
         for layer in mine:
             if any(have[d] > 1 and d not in slotted_dims for d in support(layer)):
-                labels.slots.freeze(layer, f"{node!r} combines it with what has a fixed size")
+                labels.slots.freeze(layer, f"{node!r} combines it with a tensor of fixed size")
             else:  # positions created by `torch.zeros` stay out of a later flatten
                 labels.add(node.output, layer)
 
@@ -247,7 +247,7 @@ def _added_labels(node: Node, labels: Labels) -> None:
     for one, other in ((base, source), (source, base)):
         have = {d for layer in labels.layers(other) for d in support(layer)}
         fixed = {d for d in range(one.ndim) if d != dim and one.shape[d] > 1 and d not in have}
-        labels.hold(node.output, fixed, f"{node!r} combines it with what has a fixed size")
+        labels.hold(node.output, fixed, f"{node!r} combines it with a tensor of fixed size")
 
 
 def _added_constants(node: Node, constants: Constants) -> Sequence[Tensor]:

@@ -77,7 +77,7 @@ def _agree(layer: Tensor, others: Iterable[Tensor], labels: Labels) -> None:
             other = other.narrow(dim, 0, 1)
         labels.slots.union(layer, other)
     if not met:
-        labels.slots.freeze(layer, "what it is joined with has a fixed size")
+        labels.slots.freeze(layer, "is joined with a tensor of fixed size")
 
 
 def _piece(value: Value, layers: Sequence[Tensor], joint: set[int], dim: int, ndim: int) -> Tensor:

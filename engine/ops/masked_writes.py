@@ -1,4 +1,4 @@
-"""Rows written where a mask is true: masked_scatter, which puts what an image encoder computes between embedded words.
+"""Rows written where a mask is true: masked_scatter, which inserts the outputs of an image encoder between words.
 
 The entries of the source are taken in order. If the mask is the same for all channels, each place that it selects takes
 a row of the source, channel by channel.
@@ -57,7 +57,7 @@ def _labels(node: Node, labels: Labels) -> None:
             labels.add(node.output, layer.reshape([1] * (node.output.ndim - 1) + [-1]))
     widths = [value for value in node.inputs if value.shape[-1] > 1]
     if any(labels.along(value, value.ndim - 1) is None for value in widths):
-        labels.hold(node.output, {node.output.ndim - 1}, f"{node!r} combines it with what has a fixed size")
+        labels.hold(node.output, {node.output.ndim - 1}, f"{node!r} combines it with a tensor of fixed size")
 
 
 def _in_each_row(array: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ def _in_each_row(array: Tensor) -> Tensor:
 
 
 def _constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
-    """A channel that is the same number in base and source is so in the result."""
+    """A channel with the same constant in base and source keeps it in the result."""
     if not _writes_rows(node, constants.graph):
         return None
     base, _, source = _operands(node)

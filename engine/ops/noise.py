@@ -1,7 +1,7 @@
 """Random numbers drawn for each entry of a tensor: ``torch.empty_like(x).uniform_()``, ``torch.randn_like(x)``.
 
-A narrower tensor draws fewer numbers, so that all that follow are others. While training that is what dropout does,
-and channels propagate; in eval mode the tensor keeps its size, so that a seed gives the same outputs.
+A narrower tensor draws fewer numbers, so all later draws differ. While training, dropout does the same, and channels
+propagate; in eval mode the tensor keeps its size, so that a seed gives the same outputs.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def _labels(node: Node, labels: Labels) -> None:
     passes, inputs, outputs = Probe(node).passes(), channel_inputs(node), channel_outputs(node)
     for value in node.inputs if outputs else (*node.inputs, *node.outputs):
         if value not in inputs or not outputs:
-            labels.freeze(value, f"belongs to {node.module!r}, which a function of the user makes smaller")
+            labels.freeze(value, f"belongs to {node.module!r}, which a user's function narrows")
     dim = None if passes and _passes_all(inputs, passes, labels) else _mixed_dim(inputs[:1], passes, labels)
     for value in inputs:
         for layer in labels.layers(value):
@@ -112,7 +112,7 @@ def _tie(a: Value, b: Value, dim: int, labels: Labels) -> None:
         labels.slots.union(slot_rows[0], slot_rows[1])
     else:
         for row in slot_rows:
-            labels.slots.freeze(row, "meets a tensor that does not shrink along in a module that is replaced")
+            labels.slots.freeze(row, "meets a tensor of fixed size in a module that is replaced")
 
 
 def _constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:

@@ -52,7 +52,7 @@ def _labels(node: Node, labels: Labels) -> None:
             labels.add(value, _dropped(node, layer))
 
 
-_PLACES = ("argmax", "argmin", "argsort")  # tell where an entry is: for equal ones, that is up to the device
+_PLACES = ("argmax", "argmin", "argsort")  # return positions of entries: for equal ones, these depend on the device
 
 
 def _constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:

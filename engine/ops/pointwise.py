@@ -87,7 +87,7 @@ def broadcast_labels(node: Node, labels: Labels) -> None:
     for value in node.inputs:
         slotted_dims = {d for layer in labels.layers(value) for d in support(_lift(node, value, layer))}
         fixed = {d for d, size in enumerate(_lifted_shape(node, value)) if size > 1} - slotted_dims
-        labels.hold(target, fixed, f"{node!r} combines it with what has a fixed size")
+        labels.hold(target, fixed, f"{node!r} combines it with a tensor of fixed size")
 
 
 def _arrays(node: Node, constants: Constants) -> dict[int, Tensor]:

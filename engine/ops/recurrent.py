@@ -141,8 +141,8 @@ def _use(node: Node, use: Use) -> None:
 def _needs(node: Node, use: Use) -> Iterable[tuple[Value, int, Tensor]]:
     """Used units, and outputs that are read and not zero, have to be kept."""
     dead, used_layers = _all_dead(node, use.constants), _all_used(node, use)
-    for cells, gone, used in zip(layers_of(node), dead, used_layers, strict=True):
-        for cell, d, u in zip(cells, gone, used, strict=True):
+    for cells, dead_units, used in zip(layers_of(node), dead, used_layers, strict=True):
+        for cell, d, u in zip(cells, dead_units, used, strict=True):
             yield cell.ih, 0, u.units.repeat(cell.gates)
             yield cell.hh, 1, u.outputs & ~d.outputs
 

@@ -35,8 +35,8 @@ def _reduced(node: Node) -> list[int]:
 def _without_dims(node: Node, array: Tensor) -> Tensor:
     if node.args.get("keepdim"):
         return array
-    gone = set(_reduced(node))
-    return array.reshape([n for d, n in enumerate(array.shape) if d not in gone])
+    reduced = set(_reduced(node))
+    return array.reshape([n for d, n in enumerate(array.shape) if d not in reduced])
 
 
 def _reduce_labels(node: Node, labels: Labels) -> None:

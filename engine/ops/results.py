@@ -1,4 +1,4 @@
-"""Layouts of results that torch works out in Python, which would take most of the time of a first recording."""
+"""Layouts of results that torch computes in Python, which would take most of the time of a first recording."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STORED = ("weight", "bias", "running_mean", "running_var")
 
 
 def layout_of_result(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Layout | None:
-    """Return the layout of what an op returns; None if the op itself has to say, or to refuse its arguments.
+    """Return the layout of an op's result; None if the op has to run to determine it, or to reject its arguments.
 
     Args:
         func: overload of an op.
@@ -73,7 +73,7 @@ def _of_convolution(arguments: Mapping[str, Any]) -> Layout | None:
 
 
 def _are_steps(arguments: Mapping[str, Any], dims: int) -> bool:
-    """Whether the numbers of a convolution are as many as torch accepts, and none of them too small."""
+    """Whether a convolution has as many numbers as torch accepts, none of them too small."""
     least = {"stride": 1, "padding": 0, "dilation": 1}
     return all(
         not isinstance(numbers := arguments[name], str) and len(numbers) in (1, dims) and min(numbers) >= smallest
@@ -89,12 +89,12 @@ def _of_pool(arguments: Mapping[str, Any]) -> Layout | None:
 
 
 def _are_alike(*tensors: Tensor) -> bool:
-    """Whether all tensors are of one type, and in one place."""
+    """Whether all tensors have one dtype and one device."""
     return len({(t.dtype, t.device) for t in tensors}) == 1
 
 
 def _is_plain(*tensors: Tensor) -> bool:
-    """Whether tensors have elements, in the usual order, said in the usual way: other strides are other formats."""
+    """Whether tensors have elements and are contiguous with the usual strides: other strides are other formats."""
     return all(t.numel() and Layout.of(t) == Layout.contiguous(tuple(t.shape), t) for t in tensors)
 
 

@@ -31,7 +31,7 @@ def _dim(node: Node) -> int:
 
 
 def _aligned(node: Node) -> bool:
-    """Whether entry for entry of all dimensions but the indexed one belong together: an index may cover fewer."""
+    """Whether the tensors correspond entry by entry along all other dimensions: an index may cover fewer entries."""
     shapes = {tuple(n for d, n in enumerate(value.shape) if d != _dim(node)) for value in _operands(node)}
     return len(shapes) == 1
 
@@ -50,7 +50,7 @@ def _labels(node: Node, labels: Labels) -> None:
     for value in operands:
         slotted_dims = {d for layer in labels.layers(value) for d in support(layer)}
         fixed = {d for d, size in enumerate(value.shape) if d != dim and size > 1} - slotted_dims
-        labels.hold(node.output, fixed, f"{node!r} combines it with what has a fixed size")
+        labels.hold(node.output, fixed, f"{node!r} combines it with a tensor of fixed size")
 
 
 def _along(node: Node, array: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ def _along(node: Node, array: Tensor) -> Tensor:
 
 
 def _gathered(node: Node, constants: Constants) -> Sequence[Tensor] | None:
-    """A channel that is the same at all places is the same at any index."""
+    """A channel that is constant along the dimension has this constant at any index."""
     array = constants.plain(node.args["self"])
     if array.size(_dim(node)) > 1:  # at another size it may not be
         array = torch.where((array == 0).all(_dim(node), keepdim=True), 0.0, math.nan)
@@ -69,7 +69,7 @@ def _gathered(node: Node, constants: Constants) -> Sequence[Tensor] | None:
 
 
 def _gather_used(node: Node, use: Use) -> None:
-    """The index does not matter where the source is the same at all places."""
+    """The index does not matter where the source is constant along the dimension."""
     source, index, used = node.args["self"], node.args["index"], use[node.output]
     if not _aligned(node):
         for value in node.inputs:
@@ -80,7 +80,7 @@ def _gather_used(node: Node, use: Use) -> None:
 
 
 def _written(node: Node, constants: Constants) -> Tensor:
-    """Return what is written; a number is written to all channels."""
+    """Return the written values; a number is written to all channels."""
     source = node.args.get("src", node.args.get("value"))
     return (
         _along(node, constants.plain(source))

@@ -174,7 +174,7 @@ def _view_labels(node: Node, labels: Labels) -> None:
 
 
 def _preserved(argument: str) -> Callable[[Node, Graph], Mapping[int, int]]:
-    """Return a function for the dimensions that a view leaves alone, whatever its sizes in the middle are.
+    """Return a function that returns the dimensions that a view preserves, whatever its sizes in the middle are.
 
     They lie at both ends, where the code passes the tensor's own sizes: ``x.view(x.shape[0], side, side, x.shape[2])``
     leaves the first and the last alone for any side, because there are no more entries than before.
@@ -195,7 +195,7 @@ def _preserved(argument: str) -> Callable[[Node, Graph], Mapping[int, int]]:
 
 
 def _is_size_of(expr: Expr | None, value: Value, dim: int, graph: Graph) -> bool:
-    """Whether code passes the size of a dimension, maybe as that of a tensor which this one is a view of."""
+    """Whether code passes the size of a dimension, possibly as that of a tensor of which this one is a view."""
     while isinstance(expr, Computed) and expr.symbol == "*" and expr.left == 1:
         expr = expr.right
     if not isinstance(expr, ShapeOf):
@@ -207,7 +207,7 @@ def _is_size_of(expr: Expr | None, value: Value, dim: int, graph: Graph) -> bool
 
 
 def _before(value: Value, dim: int, graph: Graph) -> tuple[Value, int] | None:
-    """Return the tensor that a value is a view of, and the dimension of it that this one is; None if there is none."""
+    """Return the tensor that a value is a view of, and the corresponding dimension; None if there is none."""
     node = None if value.producer is None else graph.nodes[value.producer]
     if node is None or node.op not in MOVES:
         return None
@@ -245,7 +245,7 @@ def _as_other(labels_of: Callable[[Node, Labels], None]) -> Callable[[Node, Labe
         for value, supports in ((other, mine), (target, theirs)):
             for layer in labels.layers(value):
                 if support(layer) not in supports:
-                    labels.slots.freeze(layer, f"{node!r} takes the size of what does not go along")
+                    labels.slots.freeze(layer, f"{node!r} takes the size of a tensor that keeps its channels")
         for layer in labels.layers(other):
             labels.add(target, layer)
 
@@ -271,7 +271,7 @@ def size_demands(argument: str, node: Node, shapes: Shapes, first: int = 0) -> I
 
 
 def _view_demands(node: Node, keeps: object, shapes: Shapes) -> Iterable[Demand]:
-    """None where torch itself makes the view: a write by index leaves out leading ones of what it writes."""
+    """None if torch itself makes the view: a write by index drops leading dimensions of what it writes."""
     return () if node.site is not None and node.site.function == "__setitem__" else size_demands("size", node, shapes)
 
 

@@ -108,7 +108,7 @@ def _picked_labels(node: Node, labels: Labels) -> None:
 
 
 def _beside_the_picked(node: Node, graph: Graph) -> Mapping[int, int]:
-    """Return the dimensions that a choice of an index leaves alone, whichever index it is: all others."""
+    """Return the dimensions that are independent of the chosen index: all others."""
     picked = _dim(node)
     return {dim: dim - (dim > picked) for dim in range(source_of(node).ndim) if dim != picked}
 

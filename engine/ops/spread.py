@@ -72,7 +72,7 @@ def _labels(node: Node, labels: Labels) -> None:
         if dim not in touched:
             labels.add(target, layer)
         elif len(touched) > 1:
-            labels.slots.freeze(layer, f"{node!r} spreads a part of what hangs together")
+            labels.slots.freeze(layer, f"{node!r} spreads a part of coupled channels")
     for layer in labels.fresh(target, [dim]):
         labels.add(target, layer)
         labels.born.append(layer.reshape(-1))

@@ -6,8 +6,8 @@ of ``v``. Removing an input, a column of ``v``, changes the norm, which is corre
 A layer may limit the norms of its rows (``self.weight.data = torch.renorm(…)``, as networks for EEG do): its rows can
 be removed, the entries within a row are frozen.
 
-A layer may also be converted at each call, like a router that computes in a dtype of its own: such a check looks at the
-type of its weight and reads no entry of it.
+A layer may also convert itself at each call, like a router that computes in its own dtype: this check reads the dtype
+of its weight, but no entry.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:
 
 
 def _corrections(
-    node: Node, tensor: Callable[[Value], Tensor], stays: Callable[[Value], Tensor | None]
+    node: Node, tensor: Callable[[Value], Tensor], kept_of: Callable[[Value], Tensor | None]
 ) -> Iterable[tuple[Value, Tensor]]:
     """``g' = g |v'| / |v|``, where ``v'`` is the rest of ``v``."""
     g, v = _parts(node)
-    mask = stays(v)
+    mask = kept_of(v)
     if mask is not None:
         direction = tensor(v).expand(v.shape)
         share = _norm(node, direction * mask) / _norm(node, direction)

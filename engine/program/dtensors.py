@@ -1,6 +1,6 @@
-"""Parameters that are spread over processes: gather one, spread a new one, exchange it, and do without their data.
+"""Parameters that are spread over processes: gathering, spreading and exchanging them, and models without their data.
 
-Every use of torch's private names for FSDP2 is in this file; a torch that changed them is refused by `owners`.
+Every use of torch's private names for FSDP2 is in this file; `owners` refuses a version of torch that lacks them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 _WRAPPED: dict[type, type] = {}
 
 Owners = Mapping[int, tuple[Any, int]]
-"""By id of a parameter that FSDP2 shards: the group that communicates it, and its place there."""
+"""For each parameter that FSDP2 shards, by id: the group that communicates it, and its position in the group."""
 
 
 def has_shards(model: nn.Module) -> bool:
@@ -55,7 +55,7 @@ def has_shards(model: nn.Module) -> bool:
 
 
 def is_spread(tensor: Tensor) -> bool:
-    """Whether processes hold a tensor together.
+    """Whether a tensor is spread over processes.
 
     Example:
         >>> is_spread(torch.ones(2))
@@ -65,7 +65,7 @@ def is_spread(tensor: Tensor) -> bool:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return all of a tensor; every process that holds a part of it has to come here.
+    """Return a whole tensor; every process that holds a part of it has to call this.
 
     Example:
         >>> whole(torch.ones(2))
@@ -77,7 +77,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def gathered_from(model: nn.Module) -> Callable[[str], Tensor]:
-    """Return what gives a model's parameter by its name, whole; every process has to ask for the same.
+    """Return a function from a name to the whole parameter of a model; all processes have to call it in the same order.
 
     Example:
         >>> gathered_from(nn.Linear(2, 2))("bias").shape
@@ -87,11 +87,11 @@ def gathered_from(model: nn.Module) -> Callable[[str], Tensor]:
 
 
 def spread(full: Tensor, like: Tensor) -> Tensor:
-    """Return a tensor spread as another one is; every process has all of it, so that nothing is communicated.
+    """Spread a tensor in the same way as another one; every process has all of it, so nothing is communicated.
 
     Args:
-        full: all of the tensor.
-        like: says over which processes, and along which dimension; a tensor that is whole leaves `full` as it is.
+        full: the whole tensor.
+        like: a tensor that is spread in the desired way; if it is not spread, ``full`` is returned.
 
     Example:
         >>> spread(torch.ones(2), torch.zeros(5))
@@ -105,7 +105,7 @@ def spread(full: Tensor, like: Tensor) -> Tensor:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return the part of a tensor that this process holds; it shares its memory.
+    """Return the part of a tensor that this process holds, sharing its memory.
 
     Example:
         >>> local(torch.ones(2))
@@ -122,15 +122,16 @@ def local(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def placeholders(model: nn.Module, runs: bool = True, device: torch.device | None = None) -> Iterator[None]:
-    """Let a model be whole and without data for a while: on the meta device, of its plain classes, without FSDP.
+    """Make a model whole and free of data inside the context: on the meta device, with plain classes, without FSDP.
 
-    Parameters and hooks that are registered inside are dropped at the end; changes of classes and attributes stay.
+    Parameters and hooks that are registered inside are dropped at the end; other changes of classes and attributes
+    stay.
 
     Args:
         model: a model, some of whose parameters are spread over processes.
-        runs: whether it can run inside: its buffers and other tensors are without data as well, and nothing gathers
-            parameters. Else it is parameters alone that have no data, and buffers and hooks may change for good.
-        device: where parameters that are spread are zeros without memory, and everything else has its data.
+        runs: whether the model can run inside: then its buffers and other tensors have no data either, and nothing
+            gathers parameters. Otherwise only parameters have no data, and changes of buffers and hooks persist.
+        device: if given, spread parameters are zeros without memory on this device, and everything else keeps its data.
     """
     modules = list(distinct_modules(model).values())
     resharded(model)
@@ -148,7 +149,7 @@ def placeholders(model: nn.Module, runs: bool = True, device: torch.device | Non
 
 
 def _set_aside(module: nn.Module, runs: bool) -> dict[str, Any]:
-    """Return those attributes of a module that hold data, or that torch's strategies put there."""
+    """Return the attributes of a module that hold data, or that torch's strategies have set."""
     own = vars(module)
     names = {"_parameters"}
     if runs:
@@ -175,7 +176,7 @@ def _empty(module: nn.Module, tables: Mapping[str, Any], metas: dict[int, Any], 
 
 
 def _is_state(value: Any) -> bool:
-    """Whether an attribute is what a strategy of torch remembers of a module."""
+    """Whether a value is the state that one of torch's strategies keeps for a module."""
     values = list(value.values()) if isinstance(value, OrderedDict) else [value]
     return any(type(item).__module__.startswith("torch.distributed.") for item in values)
 
@@ -189,7 +190,7 @@ def _empty_once(tensor: Tensor | None, metas: dict[int, Any], device: torch.devi
 
 
 def stand_in(tensor: Tensor, device: torch.device | None = None) -> Tensor:
-    """Return a tensor, or a parameter, of the same shape without memory: on the meta device, or of zeros on another.
+    """Return a tensor or parameter of the same shape without memory: on the meta device, or zeros on another one.
 
     Example:
         >>> stand_in(torch.ones(2, 3)).shape
@@ -200,7 +201,7 @@ def stand_in(tensor: Tensor, device: torch.device | None = None) -> Tensor:
 
 
 def _of_torch(hook: Any) -> bool:
-    """Whether a hook gathers or frees parameters, or moves inputs between layouts."""
+    """Whether a hook belongs to torch's strategies: it gathers or frees parameters, or changes the layout of inputs."""
     function = hook.func if isinstance(hook, functools.partial) else hook
     function = inspect.unwrap(getattr(function, "__func__", function))
     return str(getattr(function, "__module__", "")).startswith("torch.distributed.")
@@ -213,7 +214,7 @@ def _plain(kind: type) -> type:
 
 
 def _wrapped(before: type, now: type) -> type:
-    """Return the class for a module that was of one class, and whose plain class is now another."""
+    """Return the class to restore for a module of class ``before`` whose plain class has become ``now``."""
     if not issubclass(before, FSDPModule) or _plain(before) is now:
         return before if issubclass(before, FSDPModule) else now
     if now not in _WRAPPED:
@@ -222,7 +223,7 @@ def _wrapped(before: type, now: type) -> type:
 
 
 def resharded(model: nn.Module) -> None:
-    """Let modules hold their shards, and not what the last forward pass gathered."""
+    """Make modules hold their shards again instead of the parameters that the last forward pass gathered."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
@@ -232,10 +233,10 @@ def resharded(model: nn.Module) -> None:
 
 
 def owners(model: nn.Module) -> Owners:
-    """Return who gathers each parameter of a model; those that FSDP2 does not shard are missing.
+    """Return the group that gathers each parameter of a model; parameters that FSDP2 does not shard are omitted.
 
     Raises:
-        PlanError: where torch keeps this otherwise than this version of the package knows.
+        PlanError: if this version of torch stores it in another way.
     """
     table: dict[int, tuple[Any, int]] = {}
     try:
@@ -247,17 +248,17 @@ def owners(model: nn.Module) -> Owners:
                     table |= {id(shard.sharded_param): (group, number) for number, shard in enumerate(shards)}
     except AttributeError as error:
         raise PlanError(
-            f"torch {torch.__version__} keeps the shards of FSDP2 otherwise than this package knows ({error}). Compact "
+            f"torch {torch.__version__} stores the shards of FSDP2 in a way unknown to this package ({error}). Compact "
             "the checkpoint after the fit (`lightning_compress.compact_checkpoint`), or update the package."
         ) from error
     return table
 
 
 def parts(parameter: Tensor, shard_owners: Owners) -> dict[int, int]:
-    """Return into how many parts tensor parallelism splits each dimension of a parameter; it runs on its part alone.
+    """Return the number of parts into which tensor parallelism splits each dimension of a parameter.
 
     Args:
-        parameter: a parameter of a model; how FSDP2 shards it does not count, as it gathers what runs.
+        parameter: a parameter of a model; shards of FSDP2 do not count, because they are gathered before a module runs.
         shard_owners: what `owners` says of the model.
 
     Example:
@@ -274,7 +275,7 @@ def parts(parameter: Tensor, shard_owners: Owners) -> dict[int, int]:
 
 
 def precision(model: nn.Module) -> torch.dtype:
-    """Return the narrowest floating dtype of parameters as they are computed with, which FSDP2 may round.
+    """Return the narrowest floating dtype in which parameters are used; FSDP2 may round them.
 
     Example:
         >>> precision(nn.Linear(2, 2))
@@ -286,7 +287,7 @@ def precision(model: nn.Module) -> torch.dtype:
 
 
 def _split(shard: Any) -> Any:
-    """Return how tensor parallelism splits a parameter that FSDP2 shards; None where it does not."""
+    """Return how tensor parallelism splits a parameter that FSDP2 shards; None if it does not."""
     if not shard.is_dtensor:
         return None
     return shard._tp_spec if hasattr(shard, "_tp_spec") else shard._unsharded_dtensor_spec
@@ -294,14 +295,14 @@ def _split(shard: Any) -> Any:
 
 @dataclass
 class Resized:
-    """A parameter with other values in another shape, spread as before; prepared, and not in force yet.
+    """A prepared change of a parameter to other values in another shape, spread as before.
 
     Attributes:
-        parameter: stays the same object.
-        other: holds the new values, and from `exchange` on the old ones.
-        group: FSDP2's group of parameters that are communicated together; None where it does not shard the parameter.
+        parameter: the parameter, which stays the same object.
+        other: holds the new values; after `exchange`, the old ones.
+        group: FSDP2's group of parameters that are communicated together; None if it does not shard the parameter.
         number: the parameter's place in the group.
-        shard: FSDP2's record of the new parameter, and from `exchange` on of the old one.
+        shard: FSDP2's record of the new parameter; after `exchange`, that of the old one.
     """
 
     parameter: nn.Parameter
@@ -312,12 +313,12 @@ class Resized:
 
     @classmethod
     def of(cls, parameter: nn.Parameter, full: Tensor, gradient: Tensor | None, shard_owners: Owners) -> Resized:
-        """Prepare new values.
+        """Prepare a change to new values.
 
         Args:
             parameter: a parameter of a model.
-            full: all of its new values, on every process.
-            gradient: all of its new gradient.
+            full: all new values, on every process.
+            gradient: the whole new gradient, or None.
             shard_owners: what `owners` says of the model.
         """
         if id(parameter) not in shard_owners:
@@ -331,7 +332,7 @@ class Resized:
         return change
 
     def exchange(self) -> None:
-        """Put the new values in force, and the old ones again when called once more."""
+        """Exchange the new values for the old ones; a second call undoes it."""
         swap_tensors(self.parameter, self.other)
         if self.group is None:
             return
@@ -346,13 +347,13 @@ class Resized:
         new._setattr_on_modules(self.parameter)
 
     def drop(self) -> None:
-        """Forget what is not in force."""
+        """Release the values that are not in use."""
         if self.shard is not None:
             self.shard._post_load_hook_handle.remove()
 
 
 def _shard(old: Any, group: Any, full: Tensor, requires_grad: bool) -> Any:
-    """Return FSDP2's record of a parameter that takes the place of another, which stays registered."""
+    """Create FSDP2's record of a new parameter that replaces another one, which stays registered."""
     spec = _split(old)
     if spec is not None:
         split = DTensor.from_local(full.contiguous(), spec.mesh, [Replicate()] * spec.mesh.ndim, run_check=False)

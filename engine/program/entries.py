@@ -31,14 +31,14 @@ class Entry:
         args, kwargs: arguments of the call.
         training: whether to run in train mode; the certificate then compares gradients, too.
         name: name for messages; that of the callable by default.
-        others: further arguments, positional and by keyword, by what is other in them ("batch 1"). Where the call runs
-            otherwise with them, that is an entry of its own; those that it rejects are left out.
-        fixed: names of attributes of the object that runs which keep their values. Others, which code sets later, are
-            recorded at further values, too.
-        after: runs once there are gradients, as hooks of a training do: it may change them, and parameters. The
-            certificate then compares both once more, and what it returns in a dictionary: numbers and tensors that it
-            leaves elsewhere, by a description.
-        explored: whether the ways in which it runs otherwise are entries already, as in a graph's.
+        others: further arguments (positional, keyword) by a label for the difference ("batch 1"). If the call behaves
+            differently with them, this becomes an entry of its own; arguments that it rejects are omitted.
+        fixed: names of attributes of the running object that keep their values. Other attributes that code sets later
+            are recorded at further values, too.
+        after: called once there are gradients, like hooks of a training step: it may change gradients and parameters,
+            which the certificate then compares again. It returns further numbers and tensors to compare, which it has
+            left elsewhere, in a dictionary by description.
+        explored: whether its other ways to run are entries already, as for the entries of a graph.
 
     Example:
         >>> import torch
@@ -61,7 +61,7 @@ class Entry:
     explored: bool = field(default=False, repr=False)
 
     def run(self, args: Any, kwargs: Any) -> Any:
-        """Call the entry; a method is looked up again, since a compaction may have exchanged its module's class.
+        """Call the entry; a method is looked up again, because compaction may have exchanged its module's class.
 
         Args:
             args, kwargs: arguments in place of the entry's own.
@@ -78,17 +78,17 @@ class Entry:
             yield replace(self, args=args, kwargs=kwargs, name=f"{self.name}, {label}", others={})
 
     def at(self, setting: Sequence[tuple[nn.Module, str, Any]]) -> Entry:
-        """Return the entry where attributes have other values.
+        """Return the entry with other values of some attributes.
 
         Args:
-            setting: modules, names of attributes, and their values.
+            setting: modules, names of their attributes, and the values.
         """
         label = ", ".join(f"{name}={value!r}" for _, name, value in setting)
         return replace(self, call=_Setting(self, setting), name=f"{self.name}, {label}", others={})
 
 
 class _Setting:
-    """A call of an entry where attributes have other values; whoever runs it puts them back."""
+    """A call of an entry with other values of some attributes; the caller restores them."""
 
     def __init__(self, entry: Entry, setting: Sequence[tuple[nn.Module, str, Any]]) -> None:
         self._entry, self._setting = entry, setting

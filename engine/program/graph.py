@@ -151,7 +151,7 @@ class Node:
 
 @contextmanager
 def rule_errors(node: Node) -> Iterator[None]:
-    """Turn what a rule raises on a call that it does not expect into an error that names the call.
+    """Turn an error of a rule on an unexpected call into one that names the call.
 
     Raises:
         RuleError: for anything but the engine's own errors.
@@ -315,12 +315,12 @@ class Graph:
         for position, node in enumerate(self.nodes):
             missing = [v for v in node.inputs if v.index not in produced_indices]
             if missing or node.index != position:
-                raise TraceError(f"The recorded graph is broken at {node!r}: it reads {missing} before it is made.")
+                raise TraceError(f"The recorded graph is broken at {node!r}: it reads {missing} before it is produced.")
             produced_indices.update(v.index for v in node.outputs)
         if any(v.index != i for i, v in enumerate(self.values)) or any(
             v.index not in produced_indices for v in self.outputs
         ):
-            raise TraceError("The recorded graph is broken: a value is listed under another index or never made.")
+            raise TraceError("The recorded graph is broken: a value is listed under another index or never produced.")
 
     def sources(self, value: Value) -> list[Value]:
         """Return the stored values of the same shape that a value is computed from, or itself if it is stored.

@@ -38,5 +38,5 @@ def why_sharded(model: nn.Module) -> str | None:
 
 @functools.cache
 def _is_of(kind: type, package: str) -> bool:
-    """Whether a class, or one that it is made from, is of a package."""
+    """Whether a class or one of its bases belongs to a package."""
     return any(f"{base.__module__}.".startswith(f"{package}.") for base in kind.__mro__)

@@ -33,7 +33,7 @@ PART = "_compacted_part"
 """Attribute in which a part of a compacted module keeps its share of that."""
 
 _SETTLED: dict[int, tuple[list[tuple[str, nn.Module]], dict[str, nn.Module]]] = {}
-"""Modules of the models that nobody changes at the moment, by identity: under every name, and once."""
+"""Modules of the models that are currently `settled`, by identity of the model: under every name, and once."""
 
 _Module = TypeVar("_Module", bound=nn.Module)
 _NAMERS = ("named_buffers", "named_modules", "named_parameters")
@@ -46,7 +46,7 @@ def _names_alone(model: nn.Module) -> bool:
 
 @contextmanager
 def settled(model: nn.Module) -> Iterator[None]:
-    """Say that the body changes no modules of a model but where it is `unsettled`, so that they are listed once."""
+    """Declare that the body only changes a model's modules where it is `unsettled`, so that they are listed once."""
     before = _SETTLED.get(id(model))
     _SETTLED[id(model)] = modules_of(model), distinct_modules(model)
     try:
@@ -58,7 +58,7 @@ def settled(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def unsettled(model: nn.Module) -> Iterator[None]:
-    """Say that the body may change the modules of a model, and that what it changes is put back before they are listed.
+    """Declare that the body may change a model's modules, and restores them before they are listed again.
 
     Example:
         >>> model = nn.Sequential()

@@ -38,11 +38,11 @@ def items_of(tree: Any) -> Iterable[Any]:
     return tree if isinstance(tree, (list, tuple)) else ()
 
 
-def _fields(thing: Any) -> Iterator[Any]:
+def _fields(obj: Any) -> Iterator[Any]:
     """Yield the fields of a dataclass that have a value, without running what its class does when they are read."""
-    for field in dataclasses.fields(thing):
+    for field in dataclasses.fields(obj):
         with contextlib.suppress(AttributeError):
-            yield object.__getattribute__(thing, field.name)
+            yield object.__getattribute__(obj, field.name)
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:
@@ -105,13 +105,13 @@ def results_in(tree: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
             waiting += reversed([*items_of(item), *_attributes(item)])
 
 
-def _attributes(thing: Any) -> Iterable[Any]:
+def _attributes(obj: Any) -> Iterable[Any]:
     """Return the attribute values of an object; nothing for builtin containers."""
-    if type(thing) in (list, tuple, dict, set, frozenset):
+    if type(obj) in (list, tuple, dict, set, frozenset):
         return ()
-    names = [name for cls in type(thing).__mro__ for name in _slots(cls)]
-    slots = [value for name in names if (value := getattr(thing, name, None)) is not None]
-    return [*getattr(thing, "__dict__", {}).values(), *slots]
+    names = [name for cls in type(obj).__mro__ for name in _slots(cls)]
+    slots = [value for name in names if (value := getattr(obj, name, None)) is not None]
+    return [*getattr(obj, "__dict__", {}).values(), *slots]
 
 
 def _slots(cls: type) -> list[str]:

@@ -89,7 +89,7 @@ class Combinations:
         settings: attributes that code sets.
         outer: values outside of the model.
         dynamic_dims: as for `engine.trace`.
-        drops: returns whether a call only drops entries at random.
+        drops: returns whether a call only drops entries at random (dropout).
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class Combinations:
         def leads_on() -> bool:
             return recorder.others.took_new_steps
 
-        # what the model rejects here, it may take elsewhere: the code behind it then is code that did not run
+        # the model may accept it in another run; until then, the code behind it has not run
         self._settings.named(start.names).record(start.ran.guards, accepts, leads_on)
         self._outer.record(accepts, start.outer, leads_on)
 

@@ -135,7 +135,7 @@ def record_deciding_attributes(
 def _settle_rejected(
     group: _Deciding, recorder: EntryRecorder, model: nn.Module, changing: MutableState, error: BaseException
 ) -> None:
-    """Take a flag for fixed if, with its other value, the results of modules do not fit the code that receives them.
+    """Note that a flag is fixed if, with its other value, results of modules do not fit the code that receives them.
 
     This is the case if code reads an attribute that is missing from a container filled in this run. A flag that code
     sets, or whose condition also reads an argument that code passes, may meet other code in another call.
@@ -144,7 +144,7 @@ def _settle_rejected(
         group: the flag.
         recorder: the recorder, with the run that failed.
         model: the model whose code sets flags and passes arguments.
-        changing: is told which flags are fixed.
+        changing: notes which flags are fixed.
         error: the error that ended the run.
     """
     if not (isinstance(error, AttributeError) and type(error.obj) in (tuple, list, dict)):

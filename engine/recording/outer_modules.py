@@ -114,7 +114,7 @@ def _filled(cell: Any) -> bool:
 def module_stack(
     names: Mapping[int, str], stack: list[str], recorder: Recorder, opaque: Collection[str]
 ) -> Iterator[None]:
-    """Keep the name of the running module on top of ``stack``, and tell the recorder about opaque modules."""
+    """Keep the name of the running module on top of ``stack``, and notify the recorder of opaque modules."""
 
     thread = threading.get_ident()  # others may run the same modules meanwhile
 

@@ -142,7 +142,7 @@ class Recorder(Versions, TorchDispatchMode):
         return key in self._current or key in self._fakes or key in self._names or key in self._owned
 
     def read(self, tensor: Tensor) -> None:
-        """Note that Python reads the numbers in a tensor: all of it is used, and what depends on it is not constant."""
+        """Note that Python reads the numbers in a tensor: all of it is used, and whatever depends on it varies."""
         site = self._provenance.site
         self._provenance.reads = True
         self._decisions.setdefault(site, None)
@@ -238,9 +238,9 @@ class Recorder(Versions, TorchDispatchMode):
     def _add_and_copy(
         self, op: str, func: Any, bound: Mapping[str, Any], values: dict[str, Any], written: list[Tensor]
     ) -> None:
-        """Add a call that writes to `out` arguments as one that returns its results, each of which is then copied.
+        """Add a call that writes to `out` arguments as a call that returns its results, which are then copied.
 
-        What such an argument holds is no operand, but its size has to stay that of the result.
+        The previous content of such an argument is no operand, but its size has to remain that of the result.
         """
         names = signature(func).names
         results = [torch.empty_like(tensor) for tensor in written]
@@ -310,7 +310,7 @@ class Recorder(Versions, TorchDispatchMode):
         return out
 
     def _beside(self, out: Any, args: Any, kwargs: Any) -> Any:
-        """Return the result of an op outside the program; it varies if an input may, or memory that was read."""
+        """Return the result of an op outside the program; it varies if an input or memory that was read may vary."""
         if self._provenance.reads and any(isinstance(argument, torch.UntypedStorage) for argument in args):
             for tensor in tensors_in(out):
                 self.adopt(tensor)

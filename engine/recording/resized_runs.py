@@ -26,7 +26,7 @@ def _record_at(recorder: EntryRecorder, run: Callable[..., None], args: Any, kwa
     mark = recorder.mark()
     try:
         run(args, kwargs)
-    except TooLargeError as error:  # which says nothing of what the model takes
+    except TooLargeError as error:  # this says nothing about what the model accepts
         recorder.drop(mark)
         return error
     except TraceError as error:

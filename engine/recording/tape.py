@@ -1,4 +1,4 @@
-"""The nodes and values that recordings of a model have written so far, and how to drop the latest ones."""
+"""The nodes and values recorded from a model so far; the latest ones can be dropped."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Tape:
         self.others = OtherSizes(self._integers, self.reached_new_code)
 
     def reached_new_code(self) -> bool:
-        """Whether the last run was the first to pass by code that did not run, or caught a new error."""
+        """Whether the last run was the first to pass an untaken branch that reads something, or caught a new error."""
         return False
 
     def _integers(self) -> dict[tuple[str, str], int]:
@@ -184,9 +184,9 @@ class Tape:
         return self._changing is not None and name in self._changing.maskable
 
     def written_constants(self) -> set[str]:
-        """Return the tensors taken for constant that a run wrote to; in the next recording they are not constant.
+        """Return the tensors taken for constant that a run wrote to; in the next recording they may vary.
 
-        Nor are tables masked then to which code gives a size from an attribute: a filter repeated for each channel.
+        Neither are tables masked then whose size code takes from an attribute: a filter repeated for each channel.
         """
         if self._changing is None:
             return set()

@@ -72,7 +72,7 @@ def attempt(
 
 
 def record_arguments(recorder: EntryRecorder, run: Callable[..., None], arguments: Arguments, first: Run) -> list[str]:
-    """Record what runs, and what is returned, for other numbers, flags and strings among the arguments.
+    """Record the model with other numbers, flags and strings among its arguments.
 
     Args:
         recorder: the recorder, which already holds the run on the example.
@@ -141,7 +141,7 @@ def record_settings(
     values: Sequence[OuterValue],
     changing: MutableState,
 ) -> None:
-    """Record what runs for other values of what code sets later: attributes, and values outside the model.
+    """Record the model with other values of attributes that code sets later, and of values outside the model.
 
     Args:
         recorder: as above.
@@ -149,7 +149,7 @@ def record_settings(
         settings: the attributes.
         outer: records values outside.
         values: the values that the run on the example read.
-        changing: is told which attributes could not be recorded.
+        changing: notes which attributes could not be recorded.
     """
     accepts = functools.partial(way.at, recorder)
 
@@ -186,7 +186,7 @@ def record_substitutes(recorder: EntryRecorder, run: Callable[..., None], model:
 
 
 def record_coefficients(recorder: EntryRecorder, run: Callable[..., None], guards: Sequence[Guard]) -> list[str]:
-    """Record what runs for other values of floats that code compares.
+    """Record the model with other values of floats that code compares.
 
     Args:
         recorder, run: as above.
@@ -215,7 +215,7 @@ def record_data_decisions(
     nodes: Sequence[Node],
     answers: Answers | None = None,
 ) -> list[str]:
-    """Record what runs if decisions on data have another outcome, one at a time, with the decisions that follow.
+    """Record the model with other outcomes of its decisions on data, one at a time, and of decisions that follow.
 
     Once two other answers at one place in the code have led to nothing new, no further ones are tried.
 
@@ -315,7 +315,7 @@ def record_entry(recorder: EntryRecorder, run: Callable[..., None], entry: Entry
         new = False
         if mark is not None:
             new = runs.add(recorder.since(mark))
-            new |= way.after is not None  # which may do something else then, though the entry does not
+            new |= way.after is not None  # which may behave differently then, although the entry does not
             if not new:
                 recorder.drop(mark)
         if new and not setting:

@@ -1,8 +1,8 @@
-"""Which value a tensor holds now: tensors that share memory, and are written to by way of each other.
+"""The current value of each tensor, for tensors that share memory and are written to through one another.
 
 Tensors that share storage are versioned: after a write into one of them (``x[:, :4] = …``, ``y.relu_()``) every other
-is brought up to date at its next read, by replaying its view on the new value, or by an explicit ``engine::write``
-node where a view wrote into its base. Without this, a write that the analysis does not see would compact wrongly.
+one is updated at its next read, by replaying its view on the new value, or by an explicit ``engine::write`` node if a
+view wrote into its base. Otherwise the analysis would miss the write, and the compaction would be wrong.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _OWNED = ("weight", "w_ih", "params")  # arguments whose owner makes the call, a
 
 @dataclass
 class _Storage:
-    """A piece of memory: how often it was written to, and by way of which tensors, which are known by identity."""
+    """A piece of memory: how often it was written to, and through which tensors, by identity."""
 
     version: int = 0
     writes: list[tuple[int, int, Value]] = field(default_factory=list)
@@ -52,7 +52,7 @@ class _Storage:
 
 @dataclass
 class _Home:
-    """Where a tensor lives, as of which version it was read, and the view that made it from its parent."""
+    """The storage of a tensor, the version that it was read at, and the view that derives it from its parent."""
 
     storage: _Storage
     version: int
@@ -65,11 +65,11 @@ _OTHER, _UNREAD = ("other", None), ("unread", None)
 
 
 class Versions(Tape):
-    """A `Tape` that knows which value each tensor of the present run holds.
+    """A `Tape` that knows the value of each tensor of the current run.
 
     Args:
         model: gives the names of parameters and buffers, which are known by identity.
-        changing: the tensors about whose numbers nothing is known beforehand.
+        changing: the tensors whose numbers may change between calls.
     """
 
     _provenance: Provenance
@@ -93,11 +93,11 @@ class Versions(Tape):
 
     @property
     def _in_train_mode(self) -> bool:
-        """Whether the present run is one of forward in train mode; an entry may have any name."""
+        """Whether the current run is one of forward in train mode; an entry may have any name."""
         return self._path in TRAIN_PATHS
 
     def _may_change(self, tensor: Tensor) -> bool:
-        """Whether nothing is known of the numbers in a real tensor."""
+        """Whether the numbers in a real tensor are unknown."""
         if self._changing is None:
             return False
         return tensor in self._changing or self._names.get(id(tensor)) in self._changing.names
@@ -128,9 +128,9 @@ class Versions(Tape):
         return node
 
     def _running_part(self) -> str:
-        """Return the module that runs, or the part of it of which it calls another method than forward.
+        """Return the running module, or the part of it whose method other than forward is running.
 
-        An op belongs to that part: what a metric's ``update`` computes is no matter of the module that calls it.
+        An op belongs to that part: what a metric's ``update`` computes does not concern the module that calls it.
         """
         top, site = self._stack[-1], self._provenance.site
         if top not in self._own_code:
@@ -193,15 +193,15 @@ class Versions(Tape):
         self._homes[id(tensor)] = _Home(storage, storage.version, node, position, parent)
 
     def adopt(self, tensor: Tensor) -> None:
-        """Adopt a tensor that Python built from numbers that may depend on a read: it varies."""
+        """Add a tensor that Python built from numbers that may depend on a read: it varies."""
         self._current[id(tensor)] = self._value(tensor)
         self._place(tensor)
 
     def share(self, tensor: Tensor, twin: Tensor) -> None:
-        """Note that another object stands for a tensor: it has its memory and its sizes.
+        """Note that another object represents a tensor, with its memory and its sizes.
 
         Raises:
-            DataDependentOutputException: where tensors without data stand for those of the run, which have no class.
+            DataDependentOutputException: if the run uses tensors without data, which have no class of their own.
         """
         if self._maker is not None:
             raise DataDependentOutputException(Tensor.as_subclass)  # type: ignore[arg-type]
@@ -235,9 +235,9 @@ class Versions(Tape):
         return value
 
     def _kept(self, held: Any) -> Any:
-        """Return what of a variable matters to code that does not run.
+        """Return what matters about a variable to code that does not run.
 
-        That is values, a module, None, tensors that no op has read, or something else.
+        This is values, a module, None, tensors that no op has read, or something else.
         """
         if held is None:
             return "none", None
@@ -254,7 +254,7 @@ class Versions(Tape):
         return _UNREAD if tensors else _OTHER
 
     def _contents(self, held: Any) -> tuple[Value, ...] | None:
-        """Return the values that a container holds; None where it holds anything else, or too many to look at."""
+        """Return the values in a container; None if it contains anything else, or too many."""
         tensors = list(islice(tensors_in(held), MOST_PICKED_TENSORS + 1))
         is_recorded = len(tensors) <= MOST_PICKED_TENSORS and holds_nothing_but_tensors(held)
         is_recorded = is_recorded and all(id(t) in self._current for t in tensors)
@@ -321,7 +321,7 @@ class Versions(Tape):
             self._outputs.append(value)
 
     def _parent(self, tensor: Tensor, arguments: Sequence[Tensor]) -> int | None:
-        """Return the first of an op's arguments of which a tensor is a view; nothing shares memory that is new."""
+        """Return the first argument of an op that a tensor is a view of; None for a tensor with new memory."""
         storage = storage_of(tensor)
         if storage not in self._storages:
             return None

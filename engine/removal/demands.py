@@ -318,7 +318,7 @@ def _demands(node: Node, shrunk: Shrunk) -> Iterator[Demand]:
 def _reason(node: Node, demand: Demand, expr: Expr) -> str:
     written = describe(expr)
     value = f"{written} = {demand.original}" if written != str(demand.original) else written
-    return f"{node!r} is given the size {value}, which does not follow when channels go"
+    return f"{node!r} is given the size {value}, which does not follow when channels are removed"
 
 
 def _involved(structure: Structure, checked: _Checked) -> Tensor:

@@ -1,7 +1,7 @@
-"""Which of the user's numbers can be set: those whose new value follows from what is removed around them.
+"""The numbers in the user's modules that can be set: those whose new value follows from the narrowed tensors.
 
-A number that is set is checked again by whoever loads the plan, from the file alone (`engine.compaction.numbers`). One
-that nobody could check is not set, and what it counts stays.
+Whoever loads a plan checks each number that it sets, from the file alone (`engine.compaction.numbers`). A number that
+could not be checked is not set, and the channels that it counts stay.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def followed(shrunk: Shrunk, wishes: Mapping[str, Mapping[str, int]]) -> dict[st
 
     Args:
         shrunk: the removal.
-        wishes: what the code needs them to be.
+        wishes: the values that the code requires.
     """
     graph = shrunk.structure.graph
 
@@ -39,7 +39,7 @@ def followed(shrunk: Shrunk, wishes: Mapping[str, Mapping[str, int]]) -> dict[st
 
 
 def _dimensions(shrunk: Shrunk, value: Value) -> list[Dimension]:
-    """Return what is kept of a stored tensor; where rows lose different columns, only how many."""
+    """Return what is kept along each dimension of a stored tensor; only the number if rows lose different columns."""
     rows, after = shrunk.rows(value), shrunk.shape(value)
     masks = {} if rows is None else {dim: _mask(index, value.shape[dim]) for dim, index in rows.items()}
     if rows is None and (entries := shrunk.mask(value)) is not None and entries.size(0) > 1:

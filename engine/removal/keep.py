@@ -291,7 +291,7 @@ def corrections(structure: Structure, constants: Constants, shrunk: Shrunk) -> d
     return deltas
 
 
-def _stuck(structure: Structure, constants: Constants, shrunk: Shrunk) -> Tensor:
+def _uncorrectable(structure: Structure, constants: Constants, shrunk: Shrunk) -> Tensor:
     """Return removed slots for which no correction exists."""
     slots = [torch.zeros(0, dtype=torch.long)]
     for name, (node, delta) in corrections(structure, constants, shrunk).items():
@@ -333,7 +333,7 @@ def decide(structure: Structure, constants: Constants, use: Use) -> Kept:
         keep[chosen] = True
         if chosen:
             continue
-        stuck = _stuck(structure, constants, Shrunk(structure, keep))
+        stuck = _uncorrectable(structure, constants, Shrunk(structure, keep))
         keep[stuck] = True
         if len(stuck):
             continue

@@ -96,7 +96,7 @@ class Structure:
 
     @functools.cached_property
     def unmasked(self) -> frozenset[tuple[int, int]]:
-        """(index, dimension) of stored values that such masks leave alone: directions, and the scales of inputs."""
+        """(index, dimension) of stored values that such masks do not cover: directions, and the scales of inputs."""
         directions = ((direction.index, dim) for _, (_, direction, dim) in self._scaled)
         return frozenset((*directions, *((s.index, dim) for c, (s, _, dim) in self._scaled if dim != c.transposed)))
 
@@ -128,7 +128,7 @@ class Structure:
         return pairs
 
     def _reversed(self, node: Node) -> bool:
-        """Whether a node reads the weight of a convolution the other way round than the layer itself does."""
+        """Whether a node uses the weight of a convolution in the opposite direction of the layer itself."""
         kind = self.graph.types.get(node.module, nn.Module)
         transposed = issubclass(kind, _TRANSPOSED)
         is_layer = transposed or issubclass(kind, _CONVOLUTIONS)
@@ -204,17 +204,17 @@ def _inside(name: str, containers: Collection[str]) -> list[tuple[str, str]]:
 def _hold_amounts(
     node: Node, names: Sequence[str], labels: Labels, preserved: Mapping[int, int], beside: Sequence[Value | None]
 ) -> None:
-    """Freeze the dimensions along which a node takes an amount that may be another one in another call.
+    """Freeze the dimensions along which a node takes an amount that may differ in another call.
 
     Args:
-        node: takes the amount.
-        names: of the arguments.
-        labels: of the graph.
+        node: the node that takes the amount.
+        names: names of the arguments that hold amounts.
+        labels: labels of the graph.
         preserved: pairs of dimensions that none of the arguments concerns.
         beside: weights and biases, along whose channels no amount is taken.
     """
     dims = dims_of(node, names, preserved)
-    reason = f"{node!r} takes an amount of it that may be another one in another call"
+    reason = f"{node!r} takes an amount of it that may differ in another call"
     for value in (*(value for value in node.inputs if value not in beside), *node.outputs):
         if preserved and value not in node.inputs:
             concerned = set(range(value.ndim)).difference(preserved.values())

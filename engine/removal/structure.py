@@ -94,8 +94,8 @@ def _freeze(structure: Structure, wrong: Any) -> None:
             failures = list(wrong(structure, keep))
             if not failures:
                 break
-            for reason, gone, unsafe in failures:
-                members = torch.isin(group, group[gone].unique()).nonzero()[:, 0]
+            for reason, removed, unsafe in failures:
+                members = torch.isin(group, group[removed].unique()).nonzero()[:, 0]
                 structure.slots.freeze(members, reason)
                 structure.frozen[members] = True
                 structure.unsafe[members] |= unsafe
@@ -105,17 +105,17 @@ def _freeze(structure: Structure, wrong: Any) -> None:
 def _trial_keep(structure: Structure, group: Tensor | None = None, part: Any = None) -> Tensor:
     """Return which slots stay in a trial removal of a part of every group."""
     group = clusters(structure) if group is None else group
-    gone = (part or _first_half)(structure, group)
-    return closed(structure.constraints, ~gone, functools.partial(torch.zeros, len(group)))
+    removed = (part or _first_half)(structure, group)
+    return closed(structure.constraints, ~removed, functools.partial(torch.zeros, len(group)))
 
 
 def _without_sizes(structure: Structure, keep: Tensor) -> Found:
     """Find arguments in the code that would not follow."""
     for node, reason, slots in settle(Shrunk(structure, keep)).unmet:
-        gone = slots[~keep[slots]]
-        if not len(gone):
-            raise RuleError(f"The rule of {node!r} asks for a size that differs from the recorded one. {reason}")
-        yield reason, gone, True
+        removed = slots[~keep[slots]]
+        if not len(removed):
+            raise RuleError(f"The rule of {node!r} demands a size that differs from the recorded one. {reason}")
+        yield reason, removed, True
 
 
 def _not_beside_tables(structure: Structure, keep: Tensor) -> Found:
@@ -128,9 +128,9 @@ def _not_zero(structure: Structure, keep: Tensor) -> Found:
     """Find ops that allow zeros only and would read other constants even under repaired masks."""
     constants = trial_constants(structure, _masks(structure, keep, structure.masked_tables))
     for node, span, slots in readers_of_zeros(structure):
-        gone = slots[~keep[slots] & (constants.along(span.input, span.dim) != 0)]
-        if len(gone):
-            yield f"{node!r} runs over it, and it is not zero there", gone, False
+        removed = slots[~keep[slots] & (constants.along(span.input, span.dim) != 0)]
+        if len(removed):
+            yield f"{node!r} runs over it, and it is not zero there", removed, False
 
 
 def _masks(structure: Structure, keep: Tensor, tables: Collection[str]) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
-"""Tables in buffers that masks have to zero, as those of positions that are added to a stream of channels.
+"""Tables in buffers that masks have to zero, such as positions that are added to a stream of channels.
 
-A channel is only dead if all that is added to it is. A table that is multiplied leaves it dead, and stays as it is.
+A channel is only dead if everything that is added to it is zero, too. A table that is multiplied needs no mask.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def trial_constants(structure: Structure, masks: Mapping[str, Tensor]) -> Consta
 
 
 def masks_of_tables(structure: Structure, masks: Mapping[str, Tensor], keep: Tensor) -> Mapping[str, Tensor]:
-    """Return masks, by which tables lose slots as well; the masks themselves if there are no such tables.
+    """Return the masks together with those of tables that lose slots; the masks themselves if there are no such tables.
 
     Args:
         structure: the slots.
@@ -54,12 +54,12 @@ def masks_of_tables(structure: Structure, masks: Mapping[str, Tensor], keep: Ten
 
 
 def tables_to_mask(structure: Structure, keep: Tensor, masks: Masks) -> frozenset[str]:
-    """Return the tables due to which a slot varies although all parameters that produce it are masked.
+    """Return the tables that make a slot vary although all parameters that produce it are masked.
 
     Args:
         structure: the slots.
         keep: which slots stay in a trial removal.
-        masks: the masks of that.
+        masks: the masks of the trial removal.
     """
     weights = {source.name for _, c in structure.contractions() for source in structure.graph.sources(c.weight)}
     chosen: frozenset[str] = frozenset()
@@ -72,25 +72,25 @@ def tables_to_mask(structure: Structure, keep: Tensor, masks: Masks) -> frozense
 
 
 def beside_tables(structure: Structure, keep: Tensor, masks: Masks) -> Iterator[tuple[str, Tensor, bool]]:
-    """Yield why slots cannot go that vary even if tables are zero there (a quotient), the slots, and False.
+    """Yield (reason, slots, False) for slots that vary even if tables are zero there, as in a quotient.
 
     Args:
         structure, keep, masks: as for `tables_to_mask`.
     """
     constants = trial_constants(structure, masks(structure.masked_tables))
-    for node, tables, gone in _varying(structure, keep, constants):
+    for node, tables, removed in _varying(structure, keep, constants):
         if not tables.isdisjoint(structure.masked_tables):
-            yield f"{node!r} combines it with a table that cannot be zero there", gone, False
+            yield f"{node!r} combines it with a table that cannot be zero there", removed, False
 
 
 def _varying(structure: Structure, keep: Tensor, constants: Constants) -> Iterator[tuple[Node, frozenset[str], Tensor]]:
-    """Yield the nodes that combine removed slots that are constant with tables, and whose results are not."""
+    """Yield the nodes that combine constant removed slots with tables, and whose results are not constant."""
     for node, tables, others in _combining(structure):
         numbers = [value for value in others if value.dtype.is_floating_point]  # a condition is never constant
         if not any(len(_unknown(structure, keep, constants, value)) for value in numbers):
-            gone = torch.cat([_unknown(structure, keep, constants, value) for value in node.outputs])
-            if len(gone):
-                yield node, tables, gone
+            removed = torch.cat([_unknown(structure, keep, constants, value) for value in node.outputs])
+            if len(removed):
+                yield node, tables, removed
 
 
 def _combining(structure: Structure) -> Iterator[tuple[Node, frozenset[str], list[Value]]]:
@@ -115,6 +115,6 @@ def _unknown(structure: Structure, keep: Tensor, constants: Constants, value: Va
     unknown = constants[value].isnan()
     slots = [torch.zeros(0, dtype=torch.long)]
     for layer in structure.of(value):
-        gone = any_over(unknown & ~keep[layer], [d for d, size in enumerate(layer.shape) if size == 1])
-        slots.append(layer[gone])
+        removed = any_over(unknown & ~keep[layer], [d for d, size in enumerate(layer.shape) if size == 1])
+        slots.append(layer[removed])
     return torch.cat(slots)

@@ -301,13 +301,13 @@ def _is_state(value: Any) -> bool:
     return not isinstance(value, (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type))
 
 
-class _Spent:
+class _SpentIterator:
     """Stands in for a user's iterator that cannot be advanced and wound back."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __iter__(self) -> _Spent:
+    def __iter__(self) -> _SpentIterator:
         return self
 
     def __next__(self) -> Any:
@@ -319,11 +319,11 @@ class _Spent:
 
 def _copied(iterator: Any, name: str) -> Any:
     if type(iterator).__module__ == _LOADERS:  # a copy would be one of the data
-        return _Spent(name)
+        return _SpentIterator(name)
     try:
         return copy.deepcopy(iterator)
     except (TypeError, RuntimeError):  # a generator, or one over tensors of a computation
-        return _Spent(name)
+        return _SpentIterator(name)
 
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:
@@ -340,7 +340,7 @@ def _is_plain(tensor: Tensor | None) -> TypeGuard[Tensor]:
 @contextmanager
 def _uncompiled() -> Iterator[None]:
     """Run compiled modules as Python code; otherwise torch would permanently mark their code as not compilable."""
-    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and to ask for it would import the compiler
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and asking would import the compiler
         yield
         return
     with torch.compiler.set_stance("force_eager"):

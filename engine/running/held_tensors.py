@@ -24,7 +24,7 @@ _NOT_FOLLOWED = (
 )  # fmt: skip
 
 
-def tensors_held_by(thing: Any) -> Iterator[Tensor]:
+def tensors_held_by(obj: Any) -> Iterator[Tensor]:
     """Yield the tensors that are reachable from an object, nearest first; modules are not entered.
 
     The references known to Python's garbage collector are followed: from an iterator to its list, from a partial
@@ -32,14 +32,14 @@ def tensors_held_by(thing: Any) -> Iterator[Tensor]:
     variables.
 
     Args:
-        thing: any object; at most 2000 objects reachable from it are visited.
+        obj: any object; at most 2000 objects reachable from it are visited.
 
     Example:
         >>> h = torch.ones(2)
         >>> [t is h for t in tensors_held_by(lambda h=h: h.sum())], [t is h for t in tensors_held_by(iter([1, [h]]))]
         ([True], [True])
     """
-    waiting, seen = deque([] if isinstance(thing, _NOT_FOLLOWED) else [thing]), {id(thing)}
+    waiting, seen = deque([] if isinstance(obj, _NOT_FOLLOWED) else [obj]), {id(obj)}
     while waiting and len(seen) <= MOST_HELD_OBJECTS:
         item = waiting.popleft()
         if isinstance(item, Tensor):

@@ -140,7 +140,7 @@ def recording_error(error: TraceError, model: nn.Module, args: Any, kwargs: Any)
     try:
         with evaluating(model, arguments=(args, kwargs)), seeded(), torch.no_grad():
             model(*args, **kwargs)
-    except Exception:  # of any kind, from the model's own code, which rejects the inputs in either case
+    except Exception:  # of any kind: the model's own code rejects the inputs in either case
         return error
     frames = traceback.extract_tb(cause.__traceback__)
     own = [frame for frame in frames if not is_library(frame.filename)]

@@ -68,7 +68,7 @@ def silenced(name: str) -> Iterator[None]:
         ...     logging.getLogger("noise").error("heard by nobody")
     """
     log = logging.getLogger(name)
-    log.addFilter(_nothing)  # a level would be forgotten in the caches of all loggers, each time
+    log.addFilter(_nothing)  # setting a level would clear the caches of all loggers each time
     try:
         yield
     finally:

@@ -112,7 +112,7 @@ class RecomputedTensor(Tensor):
         Raises:
             RuntimeError: always.
         """
-        raise RuntimeError("This weight is made when an op reads it; it has no memory of its own.")
+        raise RuntimeError("This weight is computed when an op reads it; it has no memory of its own.")
 
     def forget(self) -> None:
         """Free the tensor if it was kept."""

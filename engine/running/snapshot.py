@@ -170,7 +170,7 @@ class Snapshot:
             yield content[1]
 
     def _holds_owner(self, value: Any, depth: int = 3) -> bool:
-        for other in list((_table(value) or {}).values()):  # a look at one may fill another
+        for other in list((_table(value) or {}).values()):  # looking at one may fill another
             held = vars(other).values() if isinstance(other, types.ModuleType) else [other]
             if any(value is self._owner for value in list(held)):
                 return True

@@ -287,9 +287,9 @@ class SensitivityAnalysis:
         names = [name for name in self.target_layer if asked is None or name in asked]
         if not self.group:
             return [_Target(name, (name,), partial(self._layer, name)) for name in names]
-        stay = [name for name in names if name in self.skipped]
-        if asked is not None and stay:
-            raise InputError(f"The channels of {stay[0]!r} have to stay ({self.skipped[stay[0]]}).")
+        frozen = [name for name in names if name in self.skipped]
+        if asked is not None and frozen:
+            raise InputError(f"The channels of {frozen[0]!r} have to stay ({self.skipped[frozen[0]]}).")
         together: dict[tuple[str, ...], list[str]] = {}
         for name in names:
             if name not in self.skipped:

@@ -129,7 +129,9 @@ class SensitivityTable(dict[str, dict[float, float]]):
         change = (statistics.median(ends) or statistics.fmean(ends)) if ends else 0.0
         direction = better or self.better or ("higher" if change < 0 else "lower" if change > 0 else None)
         if direction is None:
-            raise InputError("Pruning does not change the metric, so which way is worse? Pass `better='higher'`, say.")
+            raise InputError(
+                "Pruning does not change the metric; pass which is better, `better='higher'` or `'lower'`."
+            )
         return direction
 
     def plot(self, path: str | os.PathLike[str] | None = None, kind: str = "heatmap", *, writer: Any = None) -> Any:

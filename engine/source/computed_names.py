@@ -57,11 +57,11 @@ def names_set_by_functions(code: CodeType, owner: str) -> tuple[frozenset[str], 
         target = None if call is None else _target(call, owner)
         if target is None:  # partial(setattr, self)
             return None
-        thing, name = target
-        texts, may_be_own = set(_texts(name, tree, frozenset())), _may_be(thing, owner, tree)
+        holder, name = target
+        texts, may_be_own = set(_texts(name, tree, frozenset())), _may_be(holder, owner, tree)
         if None in texts and may_be_own:
             return None
-        is_own = may_be_own and not isinstance(thing, ast.Attribute)
+        is_own = may_be_own and not isinstance(holder, ast.Attribute)
         (own if is_own else others).update(text for text in texts if text is not None)
     return frozenset(own), frozenset(others)
 
@@ -77,9 +77,9 @@ def _target(call: ast.Call, owner: str) -> tuple[ast.expr, ast.expr] | None:
     return (args[0], args[1]) if len(args) > 1 else None
 
 
-def _may_be(thing: ast.expr, owner: str, tree: _Function) -> bool:
+def _may_be(holder: ast.expr, owner: str, tree: _Function) -> bool:
     """Whether an expression starts from a variable, or from one that holds nothing but it or its parts."""
-    root = thing
+    root = holder
     while isinstance(root, (ast.Attribute, ast.Subscript, ast.Call)):
         root = root.func if isinstance(root, ast.Call) else root.value
     if not isinstance(root, ast.Name) or root.id == owner:

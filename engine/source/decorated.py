@@ -40,26 +40,26 @@ def functions_behind(item: Any, python_module: str) -> Iterator[FunctionType]:
     """
     waiting, seen = [item], {id(item)}
     while waiting:
-        thing = waiting.pop(0)
-        if isinstance(thing, FunctionType):
-            yield thing
-        parts = [getattr(thing, part, None) for part in _PARTS] if type(thing).__module__ in _BUILT_IN else []
-        own = [other for other in _held_by(thing) if _is_of(other, python_module)]
+        obj = waiting.pop(0)
+        if isinstance(obj, FunctionType):
+            yield obj
+        parts = [getattr(obj, part, None) for part in _PARTS] if type(obj).__module__ in _BUILT_IN else []
+        own = [other for other in _held_by(obj) if _is_of(other, python_module)]
         for other in (*parts, *own):
             if other is not None and id(other) not in seen:
                 seen.add(id(other))
                 waiting.append(other)
 
 
-def _held_by(thing: Any) -> Iterable[Any]:
+def _held_by(obj: Any) -> Iterable[Any]:
     """Return what a function, a container or an object holds; nothing of large containers, classes, Python modules."""
-    if isinstance(thing, FunctionType):
-        return [*_closure(thing), *vars(thing).values()]
-    if isinstance(thing, _CONTAINERS):
-        if len(thing) > MOST_TABLE_ITEMS:
+    if isinstance(obj, FunctionType):
+        return [*_closure(obj), *vars(obj).values()]
+    if isinstance(obj, _CONTAINERS):
+        if len(obj) > MOST_TABLE_ITEMS:
             return ()
-        return list(thing.values()) if isinstance(thing, Mapping) else list(thing)
-    return () if isinstance(thing, (type, ModuleType)) else list(table_of(thing).values())
+        return list(obj.values()) if isinstance(obj, Mapping) else list(obj)
+    return () if isinstance(obj, (type, ModuleType)) else list(table_of(obj).values())
 
 
 def _closure(function: FunctionType) -> Iterator[Any]:
@@ -70,11 +70,11 @@ def _closure(function: FunctionType) -> Iterator[Any]:
             continue
 
 
-def _is_of(thing: Any, python_module: str) -> bool:
+def _is_of(obj: Any, python_module: str) -> bool:
     """Whether something is a function of a Python module, or may hold one."""
-    if isinstance(thing, FunctionType):
-        return thing.__module__ == python_module
-    return _holds_functions(type(thing))  # type: ignore[arg-type]
+    if isinstance(obj, FunctionType):
+        return obj.__module__ == python_module
+    return _holds_functions(type(obj))  # type: ignore[arg-type]
 
 
 @functools.cache

@@ -91,7 +91,7 @@ def _compiled(file: str) -> dict[tuple[str, int], list[CodeType]]:
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the author of the text has seen them
+            warnings.simplefilter("ignore")  # warnings about the text, which its author has seen
             rest = [compile(file, "<text>", "exec", dont_inherit=True)]
     except (SyntaxError, ValueError):
         return {}

@@ -1,4 +1,4 @@
-"""How code looks up parameters and parts of a module by what `torch.nn.Module` offers: ``self.get_parameter(name)``."""
+"""Look-ups of parameters and parts of a module with the methods of `torch.nn.Module`: ``self.get_parameter(name)``."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 LOOKS_UP_TENSORS = frozenset(
     "parameters named_parameters buffers named_buffers get_parameter get_buffer state_dict _parameters _buffers".split()
 )
-"""Methods and tables of a module that hand out its parameters and buffers."""
+"""Methods and tables of a module that return or contain its parameters and buffers."""
 LOOKS_UP_PARTS = frozenset(
     "modules named_modules children named_children get_submodule _modules __dict__ getattr vars".split()
 )
-"""Methods and tables that hand out its parts, and functions that do, for which no attribute stands."""
+"""Methods and tables that return or contain its parts, and functions that look up attributes by computed names."""
 
 _NAMED = frozenset("named_parameters named_buffers named_modules named_children items".split())
 _METADATA = frozenset(
@@ -39,7 +39,7 @@ _TESTS = frozenset("callable hasattr id isinstance issubclass type".split())
 
 
 def result_of_lookup(node: ast.AST, tree: ast.AST) -> ast.AST:
-    """Return the call of a look-up; a table itself.
+    """Return the call of a look-up method, or the table itself.
 
     Args:
         node: the attribute.
@@ -50,7 +50,7 @@ def result_of_lookup(node: ast.AST, tree: ast.AST) -> ast.AST:
 
 
 def literal_name(lookup: ast.AST, tree: ast.AST) -> str | None:
-    """Return the name that a literal gives to what code takes of a look-up; None if it may take anything.
+    """Return the literal name that code looks up; None if it may look up anything.
 
     Args:
         lookup: the call, or the table.
@@ -74,12 +74,12 @@ def literal_name(lookup: ast.AST, tree: ast.AST) -> str | None:
 
 
 def reads_metadata_alone(lookup: ast.AST, tree: ast.AST, calls: bool = False) -> bool:
-    """Whether code reads only dtypes, devices and flags of what it looks up, or switches its mode.
+    """Whether code only reads dtypes, devices and flags of the looked-up objects, or switches their mode.
 
     Args:
         lookup: the call, or the table.
         tree: of the function around it.
-        calls: whether it may also call what it looks up, or checkpoint such calls.
+        calls: whether the code may also call the looked-up objects, or checkpoint such calls.
 
     Example:
         >>> tree = ast.parse("x.to(next(self.parameters()).dtype), sum(p.sum() for p in self.parameters())")
@@ -106,7 +106,7 @@ class _Uses:
 
         Args:
             node: the expression.
-            named: whether its items are pairs of a name, or a number, and what has it.
+            named: whether its items are pairs of a name or number and an object.
         """
         parent = self._parents.get(node)
         if isinstance(parent, ast.Expr):
@@ -159,11 +159,11 @@ class _Uses:
 
 
 def fields_by_name(tree: _Function) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield look-ups of an attribute by a computed name in what a variable or a call gives, each with the name.
+    """Yield look-ups, by a computed name, of attributes of a variable's or a call's value, each with the name.
 
     Names of parts and methods of the module, and those of functions of a namespace, are followed by other analyses,
-    unless the function itself sets attributes under computed names. A loop over a table of names picks none: it goes
-    through all of them (``for name in self.defaults``).
+    unless the function itself sets attributes under computed names. A loop over a table of names is no such look-up,
+    because it visits all of them (``for name in self.defaults``).
 
     Example:
         >>> text = "def f(self, t, k): return getattr(t, k), getattr(self.t, k), getattr(t, 'k'), vars(t)[k]"
@@ -174,7 +174,7 @@ def fields_by_name(tree: _Function) -> Iterator[tuple[ast.expr, ast.expr]]:
     is_set = any(not isinstance(call.args[1], ast.Constant) for call in sets)
     own = {*bindings(tree), *(argument.arg for argument in (*tree.args.args[1:], *tree.args.kwonlyargs))}
     methods = {call.func for call in nodes_of(tree, ast.Call)}  # whose results are those of unknown functions
-    all_names = set(_gone_through(tree))
+    all_names = set(_loop_variables(tree))
     for node in ast.walk(tree):
         match node:
             case (
@@ -188,12 +188,12 @@ def fields_by_name(tree: _Function) -> Iterator[tuple[ast.expr, ast.expr]]:
                     yield node, name
 
 
-def _gone_through(tree: _Function) -> Iterator[ast.Name]:
-    """Yield where loops over a table in an attribute read its keys or items; behind the loop it is the last one alone.
+def _loop_variables(tree: _Function) -> Iterator[ast.Name]:
+    """Yield the loop variables over the keys or items of a table in an attribute, where they are read inside the loop.
 
     Example:
         >>> text = "def f(self):\\n  for a in self.kept.keys(): a\\n  for b in self.picked(): b\\n  return a"
-        >>> [(name.id, name.lineno) for name in _gone_through(ast.parse(text).body[0])]
+        >>> [(name.id, name.lineno) for name in _loop_variables(ast.parse(text).body[0])]
         [('a', 2)]
     """
     parents = parents_of(tree)

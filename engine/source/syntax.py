@@ -1,4 +1,4 @@
-"""The nodes of a syntax tree by their kind, looked up once: the same code is asked about for each module of a class."""
+"""The nodes of a syntax tree by kind, cached because the same code is analysed for each module of a class."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ TRIES = (ast.Try, ast.TryStar)
 
 @functools.cache
 def nodes_of(tree: ast.AST, *kinds: type[ast.AST]) -> Sequence[Any]:
-    """Return the nodes in a tree that are of some kinds, outer ones first; of all kinds where none is named.
+    """Return the nodes of some kinds in a tree, outer ones first; all nodes if no kind is given.
 
     Args:
-        tree: is not changed afterwards.
+        tree: must not be changed afterwards.
         kinds: classes of nodes.
 
     Example:
@@ -34,7 +34,7 @@ def parents_of(*trees: ast.AST) -> Mapping[ast.AST, ast.AST]:
     """Return the syntax node around each node of some trees.
 
     Args:
-        trees: are not changed afterwards; what is around them is not known.
+        trees: must not be changed afterwards; nodes around them are unknown.
 
     Example:
         >>> [call] = nodes_of(tree := ast.parse("y = f(x)"), ast.Call)
@@ -59,10 +59,10 @@ def span_of(node: ast.AST) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def is_literal_size(size: ast.expr) -> bool:
-    """Whether a size, or one of several, contains a number greater than one, and reads no attribute.
+    """Whether a size, or one of several, contains a literal greater than one and reads no attribute.
 
     Args:
-        size: what a call gets.
+        size: an argument of a call.
 
     Example:
         >>> [is_literal_size(ast.parse(text, mode="eval").body) for text in ("(b, 3)", "x.shape[3]", "self.n * 2")]
@@ -76,7 +76,7 @@ def is_literal_size(size: ast.expr) -> bool:
 
 
 def _outside_of_indices(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the syntax nodes of an expression, without the indices of its subscripts: ``shape[3]`` is no size of 3."""
+    """Yield the syntax nodes of an expression, without indices of subscripts: the 3 in ``shape[3]`` is not a size."""
     yield node
     for child in ast.iter_child_nodes(node):
         if not (isinstance(node, ast.Subscript) and child is node.slice):

@@ -1,4 +1,4 @@
-"""Classes that are made at run time and take the place of a module's own; they pickle, and so do their instances."""
+"""Classes created at run time that replace a module's own class; they and their instances can be pickled."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def derived(
 ) -> type[nn.Module]:
     """Return a subclass under the name of its base class.
 
-    Pickle finds classes by their names, and this one has the name of another. It is pickled as the call that makes it.
+    Pickle looks classes up by name, and this one has the name of another. It is pickled as the call that creates it.
 
     Args:
         cls: the base class.
-        members: what the subclass has of its own.
+        members: attributes and methods of the subclass.
         maker: a function of a Python module that returns the subclass, given ``cls`` and the recipe.
         recipe: further arguments of ``maker``, which can be pickled.
-        beside: a class that ``super()`` means in the forward of ``cls``, in place of what it is derived from.
+        beside: the class that ``super()`` refers to in the forward of ``cls``, instead of its base class.
     """
     own = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_made_by": (maker, (cls, *recipe))}
     bases = (cls,) if beside is None else (cls, beside)
@@ -52,7 +52,7 @@ def _metaclass(base: type) -> Any:
 
 
 def original(cls: type[nn.Module]) -> type[nn.Module]:
-    """Return the class that the user wrote, where this is one that took its place.
+    """Return the class that the user wrote, if this one replaced it.
 
     Example:
         >>> original(nn.Linear)
@@ -64,12 +64,12 @@ def original(cls: type[nn.Module]) -> type[nn.Module]:
 
 
 def moved(function: FunctionType, label: str, names: Mapping[str, Any]) -> FunctionType:
-    """Return a function that sees other objects under some global names.
+    """Return a copy of a function that sees other objects under some global names.
 
     Args:
         function: without a closure.
-        label: tells its namespace from others that are made of the function's.
-        names: what it is to see.
+        label: distinguishes its namespace from others derived from the function's.
+        names: the objects by name.
     """
     new_function = FunctionType(function.__code__, namespace(function, label, names), function.__name__)
     new_function.__defaults__, new_function.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
@@ -80,7 +80,7 @@ def moved(function: FunctionType, label: str, names: Mapping[str, Any]) -> Funct
 def namespace(function: FunctionType, label: str, names: Mapping[str, Any]) -> dict[str, Any]:
     """Return a function's globals with other objects under some names.
 
-    They are those of a Python module of their own, registered like any: torch.compile looks names up there.
+    They belong to a registered Python module of their own, in which torch.compile looks names up.
     """
     space = ModuleType(f"{function.__module__}.{label}")
     vars(space).update({**function.__globals__, **names, "__name__": space.__name__})
@@ -89,15 +89,15 @@ def namespace(function: FunctionType, label: str, names: Mapping[str, Any]) -> d
 
 
 def compiled(source: ast.Module | str, name: str) -> CodeType:
-    """Compile without evaluating annotations, whose names may have been known to a type checker only."""
+    """Compile without evaluating annotations, whose names may only be known to a type checker."""
     code: CodeType = compile(source, name, "exec", flags=annotations.compiler_flag, dont_inherit=True)
     return code
 
 
 def legible(text: str, label: str, function: FunctionType) -> FunctionType:
-    """Return a rebuilt function once more, from text of its own that `inspect` finds: TorchScript reads text, not code.
+    """Recompile a rebuilt function from text that `inspect` can return: TorchScript reads text, not code.
 
-    The code that runs keeps the places of the text that the user wrote, in which pins are counted.
+    The running code keeps the positions of the user's text, to which pins refer.
     """
     name = f"<{function.__module__}.{label}>"
     linecache.cache[name] = (len(text), None, text.splitlines(True), name)

@@ -1,4 +1,4 @@
-"""Numbers in the source of a function: where they stand, and the function compiled again with other numbers.
+"""Numbers in the source of a function: their positions, and the function recompiled with other numbers.
 
 ``qkv.reshape(b, n, 3, self.heads, c // self.heads)`` cannot follow when heads are removed and ``c`` stays. Just that
 argument is replaced by its new number, in the syntax tree of the function that makes the call.
@@ -74,15 +74,15 @@ class Pin:
     Attributes:
         module: name of the module in whose forward the call is made.
         function: name of the method, or of the function of the module's file, that makes the call.
-        method: name of that method, or of the one that calls the function.
+        method: name of the method that makes the call, or that calls the function.
         source: hash of the function's source, so that a plan is only applied to the code it was made for.
         line, column: end of the call, relative to the function's first line.
         operator: name of the operator's syntax node; empty for a call; ``mean`` for a call whose result is divided;
-            ``centred`` and ``spread`` for other statistics that span removed channels; ``scale`` for a call that is
-            given a scale by its name; ``Subscript`` for a slice.
+            ``centred`` and ``spread`` for other statistics that span removed channels; ``scale`` for a call whose
+            scale is passed by name; ``Subscript`` for a slice.
         position: which size argument of a call, which side of an operator, or which bound of a slice; of a statistic,
             as `DIVISOR` has it.
-        value: what it becomes.
+        value: the new number.
     """
 
     module: str
@@ -111,12 +111,12 @@ class Pin:
 
 
 def place_of(site: Site, argument: tuple[str, int], op: str) -> tuple[str, int] | None:
-    """Return the operator and the position of a `Pin` for a number, None where it is an argument of a plain call.
+    """Return the operator and the position of a `Pin` for a number; None if it is an argument of an ordinary call.
 
     Args:
         site: the call or operator in the source.
         argument: name and position of the number.
-        op: name of the op that it led to.
+        op: name of the op that receives it.
     """
     name, position = argument
     if name in (DIVISOR, CENTRED, SPREAD) and site.function == op:
@@ -131,7 +131,7 @@ def place_of(site: Site, argument: tuple[str, int], op: str) -> tuple[str, int] 
 
 
 def original(function: FunctionType) -> FunctionType:
-    """Return the function that the user wrote, where this is one in which arguments are pinned."""
+    """Return the function that the user wrote, if this is a copy with pinned arguments."""
     return getattr(function, "_unpinned", function)
 
 
@@ -143,7 +143,7 @@ def source_hash(function: FunctionType) -> str:
 
 @functools.cache
 def _parsed(function: FunctionType) -> tuple[str, int] | None:
-    """Return the dedented source of a function and how far it was indented; None where other code runs."""
+    """Return the dedented source of a function and its indentation; None if the running code is different."""
     source = source_of(function)
     if source is None:
         return None
@@ -152,7 +152,7 @@ def _parsed(function: FunctionType) -> tuple[str, int] | None:
 
 
 def edited(function: FunctionType, pins: Iterable[Pin], count: int = 0) -> ast.Module | None:
-    """Return the syntax tree with the pinned arguments replaced, or None where a call is not found as expected.
+    """Return the syntax tree with the pinned arguments replaced; None if a call is not where it is expected.
 
     ``count``: as `_template` has it.
     """
@@ -215,7 +215,7 @@ def _set(call: Place, pin: Pin) -> bool:
 
 
 def _rescale(function: ast.FunctionDef, call: ast.Call, scale: float, place: int) -> ast.expr | None:
-    """Give a call of attention its scale by name; return None if that is not possible."""
+    """Pass the scale by name in a call of attention; return None if that is not possible."""
     if any(keyword.arg is None for keyword in call.keywords) or len(call.args) > 6:
         return None
     others = [keyword for keyword in call.keywords if keyword.arg != "scale"]
@@ -232,21 +232,22 @@ _ON_CALLS: Mapping[str, Callable[[ast.FunctionDef, ast.Call, float, int], ast.ex
 
 
 def _kind(node: Place) -> str:
-    """Return the operator's name, ``Subscript`` for a part of a tensor, nothing for a call.
+    """Return the operator's name, ``Subscript`` for a part of a tensor, or an empty string for a call.
 
-    No two of a kind end at the same place: what ends where its operator ends binds closer, and is of another kind.
+    No two of one kind end at the same place: an operand that ends where its operator ends binds tighter and is of
+    another kind.
     """
     return type(node.op).__name__ if isinstance(node, ast.BinOp) else _PART * isinstance(node, ast.Subscript)
 
 
 def _is_private(node: ast.AST) -> bool:
-    """Whether a name would be mangled inside of a class, which the rebuilt function is not in."""
+    """Whether a name would be mangled inside a class; the rebuilt function is not in one."""
     name = getattr(node, "attr", getattr(node, "id", ""))
     return isinstance(name, str) and name.startswith("__") and not name.endswith("__")
 
 
 def _sizes(call: Place) -> list[ast.expr] | None:
-    """Return a list that changes what is set in it: sizes of a call, sides of an operator, or bounds of a slice."""
+    """Return a list whose items can be set in the tree: sizes of a call, sides of an operator, or bounds of a slice."""
     if isinstance(call, ast.BinOp):
         return Sides(call)
     if isinstance(call, ast.Subscript):
@@ -273,7 +274,7 @@ def _name(call: ast.Call) -> str:
 
 
 def rebuilt(function: FunctionType, pins: Iterable[Pin], names: Mapping[str, Any]) -> FunctionType:
-    """Compile a function again with pinned arguments, seeing other functions under ``names``."""
+    """Recompile a function with pinned arguments; it sees other functions under ``names``."""
     tree = edited(function, pins)
     if tree is None:
         raise PlanError(f"The source of {function.__qualname__} is not the one that the plan was made for.")
@@ -300,7 +301,7 @@ def rebuilt(function: FunctionType, pins: Iterable[Pin], names: Mapping[str, Any
 
 
 def _indent(tree: ast.AST, columns: int) -> None:
-    """Give nodes of dedented source the columns that they have in the file, where further pins look for them."""
+    """Give nodes of dedented source their columns in the file, where later pins look for them."""
     for node in ast.walk(tree):
         if hasattr(node, "col_offset"):
             node.col_offset += columns

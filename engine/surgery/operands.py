@@ -9,7 +9,7 @@ __all__ = ["Bounds", "Sides", "Tail"]
 
 
 class Sides(list[ast.expr]):
-    """The operands of an operator; setting one sets it there.
+    """The operands of an operator; setting an item changes the tree.
 
     Example:
         >>> tree = ast.parse("x * heads", mode="eval")
@@ -28,7 +28,7 @@ class Sides(list[ast.expr]):
 
 
 class Tail(list[ast.expr]):
-    """The arguments of a call from a position on; setting one sets it in the call.
+    """The arguments of a call from a position on; setting an item changes the call.
 
     Example:
         >>> tree = ast.parse("x.view(n, heads)", mode="eval")
@@ -47,7 +47,7 @@ class Tail(list[ast.expr]):
 
 
 class Bounds(list[ast.expr]):
-    """Start and end of a slice; setting one sets it there.
+    """Start and end of a slice; setting an item changes the slice.
 
     Example:
         >>> tree = ast.parse("x[..., heads:2 * heads]", mode="eval")
@@ -64,7 +64,7 @@ class Bounds(list[ast.expr]):
 
     @classmethod
     def of(cls, subscript: ast.Subscript) -> Bounds | None:
-        """Return the bounds of the only slice in a subscript that has some; None where there are more, or none."""
+        """Return the bounds of the only slice with bounds in a subscript; None if there are several or none."""
         index = subscript.slice
         parts = index.elts if isinstance(index, ast.Tuple) else [index]
         slices = [p for p in parts if isinstance(p, ast.Slice) and (p.lower or p.upper) is not None]

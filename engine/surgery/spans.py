@@ -1,7 +1,7 @@
 """Entries in a state dict for modules whose statistics span removed channels.
 
 The weights of a norm that keeps the statistics of 64 channels while 32 are left have the shapes of an ordinary norm
-over 32. A network that somebody narrowed by hand would therefore take them without an error, and compute something
+over 32. A network that somebody narrowed by hand would therefore load them without an error, and compute something
 else. Such a module writes the number of channels into its state dict, as torch's extra state: a strict
 ``load_state_dict`` of an ordinary norm rejects it, and ``from_pretrained`` reports it.
 """
@@ -23,7 +23,7 @@ SPAN = "_extra_state"
 
 
 class Spanning(nn.Module):
-    """Base of classes whose statistics span more channels than there are; state dicts without the number load, too."""
+    """Base of classes whose statistics span more channels than remain; state dicts without the number load, too."""
 
     _spans: tuple[float, ...]
 
@@ -32,7 +32,7 @@ class Spanning(nn.Module):
         return torch.tensor(type(self)._spans)
 
     def set_extra_state(self, state: Any) -> None:
-        """Take nothing over: the number is compared before."""
+        """Do nothing: the number has been compared before."""
 
     def _load_from_state_dict(
         self,
@@ -52,7 +52,7 @@ class Spanning(nn.Module):
 
 
 def _differences(module: Spanning, prefix: str, weights: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a state dict says of a module that does not hold."""
+    """Yield differences between a module's number of channels and that in a state dict."""
     own = module.get_extra_state()
     state = weights.get(prefix + SPAN, own)
     if not isinstance(state, Tensor) or not torch.equal(state.detach().cpu().to(own.dtype), own):
@@ -64,19 +64,19 @@ def check_spans(model: nn.Module, weights: Mapping[str, Any], strict: bool) -> N
     """Compare a state dict's entries for norms with the model, as ``load_state_dict`` does after loading the weights.
 
     Args:
-        model: in the shape of the weights.
+        model: the model, in the shape of the weights.
         weights: the state dict.
         strict: whether no other module may have such an entry.
 
     Raises:
-        CheckpointError: where they differ.
+        CheckpointError: if they differ.
     """
     expected = model.state_dict() if strict else weights
-    odd = sorted(name for name in weights if is_span(name) and name not in expected)
-    if odd:
+    unexpected = sorted(name for name in weights if is_span(name) and name not in expected)
+    if unexpected:
         raise CheckpointError(
-            f"The weights have {odd[0]!r}, of a norm that keeps the statistics of channels that are gone; here that "
-            "norm is another. Take another copy of the file, or compact again."
+            f"The weights have {unexpected[0]!r}, of a norm that keeps the statistics of removed channels, but the "
+            "norm here does not. Use another copy of the file, or compact again."
         )
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, Spanning):
@@ -97,7 +97,7 @@ def weights_of(model: nn.Module) -> dict[str, Any]:
 
 
 def is_span(name: str) -> bool:
-    """Whether a name in a state dict is one of extra state, which torch compares when it is loaded.
+    """Whether a name in a state dict is that of extra state, which torch compares when it loads.
 
     Example:
         >>> is_span("norm._extra_state"), is_span("norm.weight")

@@ -1,7 +1,7 @@
 """Parameters and layers that code which did not run reaches by look-ups, through variables, or in other functions.
 
 ``self.get_parameter("m.weight").exp()`` and ``for part in self.modules()`` read parameters that the code does not name
-as attributes, and a method that the code calls names them elsewhere. A look-up without a literal may hand out all
+as attributes, and a method that the code calls names them elsewhere. A look-up without a literal may return all
 parameters and parts of the module.
 """
 
@@ -168,7 +168,7 @@ class _Search:
             self.tensors |= {prefix + key for key in (*owner._parameters, *owner._buffers)}
 
     def _names_listed(self, lookup: ast.AST, code: _Code) -> set[str] | None:
-        """Return the names in an attribute that ``getattr(self, key) for key in self.keys`` goes through."""
+        """Return the names in the attribute that ``getattr(self, key) for key in self.keys`` iterates over."""
         match lookup:
             case ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Name(id=key), *_]):
                 loops = [n for n in nodes_of(code.tree, ast.For, ast.comprehension) if _is_named(n.target, key)]
@@ -304,7 +304,7 @@ class _Search:
         return {name for owner, method in methods for name in self._returned_by(method, owner)}
 
     def _returned_by(self, method: FunctionType, owner: str) -> set[str]:
-        """Return the modules that a method may return; none of those that it gets by calling itself."""
+        """Return the modules that a method may return, except those from calling itself."""
         key, tree = (method.__code__, owner), syntax_of(method.__code__)
         if key not in self._returned and tree is not None:
             self._returned[key] = set()

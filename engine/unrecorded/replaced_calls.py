@@ -40,7 +40,7 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 def assume_other_choices(
     branches: Sequence[UntakenBranch], runs: RecordedRuns, dataflow: Dataflow, assumptions: Assumptions
 ) -> None:
-    """Assume nothing of numbers, modules and functions that code that did not run would choose differently.
+    """Assume nothing about numbers, modules and functions that code which did not run would choose differently.
 
     Args:
         branches: code that did not run, and may run for other inputs.
@@ -53,7 +53,7 @@ def assume_other_choices(
 
 
 class _Replacements:
-    """The modules and functions that branches put in the place of others.
+    """The modules and functions that branches substitute for others.
 
     Args:
         runs, dataflow, assumptions: as above.
@@ -65,7 +65,7 @@ class _Replacements:
         self._places: dict[CodeType, str] = {}
 
     def assume(self, branches: Iterable[UntakenBranch]) -> None:
-        """Count as used what goes through the calls of variables in which branches put something else."""
+        """Count as used what passes through calls of variables to which branches assign something else."""
         variables: dict[CodeType, set[str]] = {}
         expressions: set[ast.AST] = set()
         for branch in branches:
@@ -92,7 +92,7 @@ class _Replacements:
     # ------------------------------------------------------------------ what branches assign
 
     def _replaced(self, branch: UntakenBranch) -> Iterator[str]:
-        """Yield the variables in which a branch puts another module or function, or a list of these."""
+        """Yield the variables to which a branch assigns another module or function, or a list of these."""
         own = branch.branch
         changed = set(own.assigned) | {name for node in own.syntax for name in _changed_in_place(node)}
         for name in changed - {branch.self_name}:
@@ -140,7 +140,7 @@ class _Replacements:
         return _is_called_object(self._global(ast.Name(name), branch))
 
     def _global(self, node: ast.expr, branch: UntakenBranch) -> Any:
-        """Return a global, or what a Python module has under a name."""
+        """Return a global, or an attribute of a Python module."""
         if isinstance(node, ast.Attribute):
             owner = self._global(node.value, branch)
             return inspect.getattr_static(owner, node.attr, None) if isinstance(owner, ModuleType) else None
@@ -172,7 +172,7 @@ class _Replacements:
             self._use_around(call.code, place, call.owner)
 
     def _values_of_op(self, node: Node, covered: Collection[str]) -> Iterator[Value]:
-        """Yield what an op in a call reads and gives; of a layer with parts, what that does."""
+        """Yield the inputs and outputs of an op in a call, or of the whole layer if it has parts."""
         if not {node.module, *node.callers}.isdisjoint(covered):
             return
         if is_own_op(self._runs.modules, node) or not list(self._runs.modules[node.module].children()):
@@ -220,13 +220,13 @@ def _is_only_compared(name: str, tree: ast.AST) -> bool:
 
 
 def _may_hold_values(call: HeldCall) -> bool:
-    """Whether a call passes anything on, or may be one of an inner function, which holds variables around it."""
+    """Whether a call receives values, or may be that of an inner function, which reads enclosing variables."""
     inner = any(isinstance(constant, CodeType) for constant in call.code.co_consts)
     return bool(call.node.args or call.node.keywords) or inner
 
 
 def _values_of_module(name: str, modules: Mapping[str, nn.Module], dataflow: Dataflow) -> Iterator[Value]:
-    """Yield what a module reads and gives; of a layer without parts all, as it may run several times in a row."""
+    """Yield the inputs and outputs of a module; of a layer without parts all values, as it may run repeatedly."""
     if list(modules[name].children()):
         for values in dataflow.boundary(name):
             yield from values
@@ -236,7 +236,7 @@ def _values_of_module(name: str, modules: Mapping[str, nn.Module], dataflow: Dat
 
 
 def _changed_in_place(node: ast.AST) -> Iterator[str]:
-    """Yield the variable that holds another function, or a list with other items, after a statement or a call."""
+    """Yield the variable that a statement or a call leaves with another function, or with a changed list."""
     match node:
         case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=method)) if method in _CHANGES:
             yield name

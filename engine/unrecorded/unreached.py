@@ -69,7 +69,7 @@ def assumptions_about_unreached_code(
     idle.use_values_of_siblings(runs.modules, dataflow, assumptions)
     use_values_near_idle_modules(runs.coverage, runs.modules, idle, dataflow, assumptions)
     for code in runs.coverage.cut_off:
-        reason = f"could be used by the code of {code.co_name} that an error cut off"
+        reason = f"could be used by the code of {code.co_name} that an error skipped"
         use_values_around_code(code, runs.modules, dataflow, assumptions, reason)
     coverages = runs.coverage.functions.values()
     assume_fallbacks_vary(coverages, arguments.that_vary_in, runs.parameters, dataflow, assumptions)
@@ -214,9 +214,9 @@ class _UntakenBranches:
 
     def _leave_out(self, branch: UntakenBranch) -> None:
         """Let variables keep the values from before code that always ran, or ran in some rounds."""
-        if branch.has_run and branch.branch.skips_results:  # what is first, or last, is another one then
+        if branch.has_run and branch.branch.skips_results:  # the first or last item is another one then
             self._note(self.notes.left_out, branch)
-            reason = f"may be handed on by {branch.code.co_name} in other rounds"
+            reason = f"may be passed on by {branch.code.co_name} in other rounds"
             use_values_around_code(branch.code, self._runs.modules, self._dataflow, self._assumptions, reason)
         for name, effect in branch.effects_of_skipping().items():
             values = branch.values_of(name, self._runs.stored)
@@ -265,7 +265,7 @@ class _UntakenBranches:
 
     def _variables_used(self, branch: UntakenBranch, values_read: Mapping[str, list[Value]]) -> frozenset[str] | None:
         """Return the variables that count as used; None if the code cannot run, or is covered elsewhere."""
-        if branch.is_interrupted:  # whether the error occurs, may depend on any size
+        if branch.is_interrupted:  # any size may decide whether the error occurs
             return frozenset(values_read)
         if self._is_fixed(branch, by_user=True):
             return None
@@ -348,7 +348,7 @@ class _UntakenBranches:
 
     def _is_fixed_by_code(self, branch: UntakenBranch, types_agree: bool = False) -> bool:
         """Whether the code fixes a condition; ``types_agree``: whether results of ops have one type in every call."""
-        elsewhere = branch.code.co_filename not in self._files  # there sizes alone decide, and of no enclosing variable
+        elsewhere = branch.code.co_filename not in self._files  # only sizes decide there, and no enclosing variable
         if elsewhere and branch.code.co_freevars:
             return True
         module, names = self._runs.modules[branch.owner], set[str]() if elsewhere else branch.arguments()

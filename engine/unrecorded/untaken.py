@@ -34,7 +34,7 @@ from engine.unrecorded.skipped_code import effects_of_skipping, is_in_loop
 __all__ = ["UntakenBranch"]
 
 _MISSING = object()
-_RECORDED = ("values", "inside")  # what a variable holds in containers, or in an object of any kind
+_RECORDED = ("values", "inside")  # values of a variable inside containers, or inside other objects
 _CONTAINERS = (ast.Tuple, ast.List, ast.Dict)
 
 
@@ -77,7 +77,7 @@ class UntakenBranch:
     # ------------------------------------------------------------------ why it did not run
 
     def is_decided_at(self, places: Collection[str]) -> bool:
-        """Whether its condition stands on one of some lines."""
+        """Whether its condition is on one of the given lines."""
         return any(is_at(test, self.code.co_filename, places) for test in self.tests())
 
     def tests(self) -> list[ast.expr]:
@@ -97,7 +97,7 @@ class UntakenBranch:
         """Whether its condition has the same value in every call.
 
         Args:
-            free: arguments that may be others in other calls.
+            free: arguments that may have other values in other calls.
             never_changed, never_reassigned, sized, computed, declared: as those of `Conditions`.
             may_run: whether syntax that did not run may run in other calls.
         """
@@ -118,13 +118,13 @@ class UntakenBranch:
         return test is not None and conditions.is_fixed(test)
 
     def _is_false(self, test: ast.expr) -> bool:
-        """Whether a condition is an attribute of the module, or of a part of it, that is false at present; no mode."""
+        """Whether a condition is an attribute of the module or a part of it, other than its mode, that is false now."""
         held = self.attribute(test) if isinstance(test, ast.Attribute) and test.attr != "training" else None
         return isinstance(held, (bool, int, str)) and not held
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether an error kept it from running to its end, other than one that occurs in any case."""
+        """Whether an error kept it from running to its end, other than one that always occurs."""
         return self.branch.is_interrupted and not self._lacks_attribute(self.branch.nodes[:1], lambda name: True)
 
     def arguments(self) -> set[str]:
@@ -132,7 +132,7 @@ class UntakenBranch:
         return set(arguments_of(self.code))
 
     def enclosing_variables(self) -> set[str]:
-        """Return the names of variables of the function around it, which may hold anything."""
+        """Return the names of the variables of the enclosing function, which may hold anything."""
         return set(self.code.co_freevars) - {"__class__"}
 
     def would_fail(self, never_changed: Callable[[str], bool]) -> bool:
@@ -149,7 +149,7 @@ class UntakenBranch:
         return any(name not in self._coverage.space and not hasattr(builtins, name) for name in names)
 
     def _lacks_attribute(self, nodes: Sequence[ast.AST], never_changed: Callable[[str], bool]) -> bool:
-        """Whether code uses an attribute of the module that is None or missing, and stays so."""
+        """Whether code uses an attribute of the module that is and stays None or missing."""
         owner, name = self._modules[self.owner], self.self_name
         there = {match[1] for key in self._seen if (match := re.match(rf"{name}\.(\w+)", key))}  # while the call runs
         used = set(attributes_used(tuple(nodes), name)) - there if name else set()
@@ -166,15 +166,15 @@ class UntakenBranch:
             for name, held in self._seen.items()
             if name in variables and not {kind for kind, _ in held} & {*_RECORDED, "module", "stored"}
         ]
-        return _effects(self.branch, self._dataflow.functions, frozenset(foreign), self._returned_otherwise())
+        return _effects(self.branch, self._dataflow.functions, frozenset(foreign), self._returned_argument())
 
     def effects_of_skipping(self) -> Mapping[str, Effect]:
-        """Return what it does to variables to leave out what it skips; without those that are filled in where None."""
+        """Return the effect of skipping what it skips on each variable, without those that it only fills in if None."""
         all_effects = effects_of_skipping(self.branch, self.tree, self._dataflow.functions)
         return {n: effect for n, effect in all_effects.items() if ("none", None) not in self._seen.get(n, ())}
 
-    def _returned_otherwise(self) -> str | None:
-        """Return the argument, never assigned to, that the function returns as it is wherever it returned so far."""
+    def _returned_argument(self) -> str | None:
+        """Return the argument, never assigned to, that the function returned wherever it did return; None if none."""
         function = self._coverage.function
         returns = (n for n in nodes_of(function.tree, ast.Return) if n not in self.branch.syntax)
         values = [n.value for n in returns if function.ran(n, self._coverage.ran)]
@@ -183,10 +183,11 @@ class UntakenBranch:
         return name if name in self.arguments() and name not in bindings(function.tree, self.self_name) else None
 
     def reshaped_to_literals(self, beside_attributes: bool) -> set[str]:
-        """Return the variables that get sizes which are literals in the code, and so do not follow.
+        """Return the variables that are reshaped to sizes written in the code, which do not follow.
 
         Args:
-            beside_attributes: whether also where all others are attributes of the module that ops get where code ran.
+            beside_attributes: whether to include calls whose other sizes are all attributes that ops receive where code
+                ran.
         """
         result: set[str] = set()
         for call in self._calls_with_literal_sizes(beside_attributes):
@@ -195,7 +196,7 @@ class UntakenBranch:
         return result
 
     def modules_reshaped_to_literals(self, beside_attributes: bool) -> set[str]:
-        """Return the modules whose results get such sizes (``self.qkv(x).reshape(b, 3, -1)``)."""
+        """Return the modules whose results are reshaped to such sizes (``self.qkv(x).reshape(b, 3, -1)``)."""
         sized = self._calls_with_literal_sizes(beside_attributes)
         calls = (inner for call in sized for inner in self._module_calls_in(call))
         return {name for call in calls if (name := self.module_name(self.attribute(call.func))) is not None}
@@ -225,10 +226,10 @@ class UntakenBranch:
         return {n.id for n in (*parts, *appended) if isinstance(n, ast.Name)}
 
     def replaced(self, selecting: bool) -> set[str]:
-        """Return the variables, `RESULT` included, to which it assigns something else than what they hold otherwise.
+        """Return the variables, `RESULT` included, to which it assigns something other than their usual value.
 
         Args:
-            selecting: whether some of the entries, taken along other dimensions than the channels, are no other ones.
+            selecting: whether entries selected along dimensions other than the channels count as the usual value.
         """
         selected = self.indexed_beside_channels() if selecting else set()
         names = set(self.branch.assigned) | ({RESULT} if self.branch.returns else set())
@@ -236,7 +237,7 @@ class UntakenBranch:
         return {name for name in names - recomputed if not self._follows_from_replaced(name, selected)}
 
     def _follows_from_replaced(self, name: str, selected: Collection[str]) -> bool:
-        """Whether what it assigns to a variable is computed entry by entry from what that holds otherwise."""
+        """Whether the value that it assigns to a variable is computed elementwise from the variable's usual value."""
         values = {value.index for value in self._recorded_values(name)}
         others = () if is_in_loop(self.branch.nodes, self.tree) else self.branch.names
         same = {n for n in (*others, name) if not values.isdisjoint(v.index for v in self._recorded_values(n))}
@@ -250,7 +251,7 @@ class UntakenBranch:
     def _reads_state(self, expr: ast.expr) -> bool:
         """Whether an expression looks something up in an object of the caller's: ``cache.layers[0].keys``.
 
-        Another call has left it there. What the module itself holds, and what was computed in this call, is none.
+        Another call has left it there. What the module itself holds, or this call has computed, does not count.
         """
         root = expr
         while isinstance(root, (ast.Attribute, ast.Subscript)):
@@ -259,7 +260,7 @@ class UntakenBranch:
         return root is not expr and isinstance(root, ast.Name) and root.id != self.self_name and not computed
 
     def indexed_beside_channels(self) -> set[str]:
-        """Return the variables of which it only takes entries by an index along dimensions other than the channels."""
+        """Return the variables that it only indexes, along dimensions other than the channels."""
         reads = IndexedReads(self.branch.syntax, self.tests(), self._recorded_values, self._dataflow)
         return reads.beside_channels()
 
@@ -280,7 +281,7 @@ class UntakenBranch:
         return (node for node in self.branch.syntax if isinstance(node, ast.Call))
 
     def values_read(self, stored: Mapping[str, Value]) -> dict[str, list[Value]]:
-        """Return the recorded values that it may read, by variable; other state by its text and a space.
+        """Return the recorded values that it may read, by variable; those of other state under its text and a space.
 
         Args:
             stored: values of the parameters and buffers that were read, by name.
@@ -351,7 +352,7 @@ class UntakenBranch:
         return result - {self.owner, ""}
 
     def modules_replaced(self) -> set[str]:
-        """Return the modules that run in the place of those that it picks: ``layer = self.a if fast else self.b``."""
+        """Return the modules that run instead of those that it picks: ``layer = self.a if fast else self.b``."""
         held = {module for name in self.branch.assigned for module in self.modules_held(name)}
         statement = () if self.branch.statement is None else ast.walk(self.branch.statement)
         beside = (self.module_name(self.attribute(n)) for n in statement if isinstance(n, ast.Attribute))

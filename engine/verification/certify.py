@@ -50,10 +50,10 @@ class Observation:
     would prevent the reuse of the activations' memory.
 
     Attributes:
-        table: projections of the channels of all nodes that were looked at, (projections, channels), float64; from
-            `choose` on of those that are compared.
+        table: projections of the channels of all observed nodes, (projections, channels), float64; after `choose`, of
+            the compared ones.
         norms: norm of each of these channels, in the reference run.
-        counts: of each node that was looked at, the number of its channels in the table; in the order of these.
+        counts: number of channels of each observed node in the table, in order.
         shapes: shape of the output of each node, or None if it was not reached.
         outputs: the outputs.
         runs: number of observed calls.
@@ -258,7 +258,7 @@ def observe(
         witness, looks: the nodes and the channels to observe.
         earlier: the run whose decisions are repeated if their inputs agree.
         tolerance: relative difference up to which they agree.
-        further: arguments of consecutive calls, which find what the first has left behind.
+        further: arguments of consecutive calls, which read what the first has left behind.
     """
     calls: list[Observation] = []
     before = [None] * (1 + len(further)) if earlier is None else earlier.calls

@@ -61,7 +61,7 @@ def decides(args: Any, kwargs: Any, out: Any) -> tuple[Tensor, ...]:
     inputs = [t for t in tensors_in((args, kwargs)) if t.numel()]
     memory = set(map(storage_of, tensors_in(out)))
     if any(storage_of(t) in memory for t in inputs):
-        return ()  # a view, or a write: what it gives out has to stay in place
+        return ()  # a view or a write, whose output has to keep its memory
     return tuple(t for t in inputs if t.is_floating_point())
 
 

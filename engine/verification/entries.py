@@ -249,7 +249,7 @@ class EntryProof:
             scope.enter_context(headwise(model))
             scope.enter_context(torch.enable_grad() if way.gradients else torch.inference_mode())
             scope.enter_context(seeded(range(torch.cuda.device_count())))
-            scope.enter_context(_creating(dtype))
+            scope.enter_context(_default_dtype(dtype))
             with torch.inference_mode(False):
                 stored = stored_tensors(model)
                 _exchange(model, {id(stored[name]): tensor for name, tensor in tensors.items()})
@@ -323,7 +323,7 @@ def _train(model: nn.Module, outer: Sequence[nn.Module], training: bool) -> None
 
 
 @contextmanager
-def _creating(dtype: torch.dtype | None) -> Iterator[None]:
+def _default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
     """Make a dtype the default, for new tensors and for code that converts a batch to the default dtype."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype or before)

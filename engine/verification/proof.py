@@ -84,7 +84,7 @@ class Proof:
         self._model, self._analysis = model, analysis
         self._graph, self._batch_dim = analysis.structure.graph, batch_dim
         heavy = sample_work(self._graph, analysis.structure.rules, batch_dim) > _HEAVY
-        self._few = heavy and is_analytic(self._graph)  # one sample says as much as many
+        self._few = heavy and is_analytic(self._graph)  # one sample is as informative as many
         self._confidence = min(confidence, 2) if self._few else confidence
         self._exact = all(exchange.exact for exchange in analysis.plan.exchanges)
         opaque = self._graph.opaque
@@ -134,7 +134,7 @@ class Proof:
 
     def _run_samples(self, dtype: torch.dtype | None, tensors: Mapping[str, Tensor]) -> bool:
         """Run all samples at the example's resolution; return False if the model rejects them."""
-        count, most = self._confidence, self._at_once(Trial(None, False, dtype))
+        count, most = self._confidence, self._samples_per_run(Trial(None, False, dtype))
         if count <= most and not self._few:
             return self._attempt(Trial(count, False, dtype), tensors)
         group = self._run_batched(Trial(2 if self._few else max(most, 2), False, dtype), tensors)
@@ -145,7 +145,7 @@ class Proof:
         if not self._independent:
             return self._attempt(Trial(count, False, dtype), tensors) or not group.smaller
         ran = self._attempt(Trial(1, False, dtype), tensors) if group.smaller else True
-        most = self._at_once(group)
+        most = self._samples_per_run(group)
         for n in range(last + min(most, count - last), count, most):
             self._attempt(replace(group, batch=min(most, count - n), first=n), tensors)
         return ran or not group.smaller
@@ -173,7 +173,7 @@ class Proof:
 
     def _run_larger(self, dtype: torch.dtype | None, tensors: Mapping[str, Tensor]) -> None:
         """Run up to two samples at a larger resolution if the model accepts it."""
-        # what runs apart is large: one sample will do, and a picture that is larger along one side is larger as well
+        # samples that run separately are large: one suffices, larger along one side
         trials = [Trial(1, True, dtype, wider=True)] if self._independent else []
         for trial in (*trials, Trial(min(self._confidence, 2), True, dtype), Trial(None, True, dtype)):
             reject_count = len(self._rejected)
@@ -210,7 +210,7 @@ class Proof:
         """Return the inputs of each call."""
         return [random_inputs(self._graph, trial, self._batch_dim, call) for call in range(trial.calls)]
 
-    def _at_once(self, trial: Trial) -> int:
+    def _samples_per_run(self, trial: Trial) -> int:
         """Return the number of samples that fit the memory budget of a run."""
         return max(int(1 / self._share(trial)), 1)
 
@@ -221,7 +221,7 @@ class Proof:
         return max(need, 1) / max(_FREE, sum(weights.values()), 1)
 
     def _attempt(self, trial: Trial, tensors: Mapping[str, Tensor]) -> bool:
-        self._tidy(trial)
+        self._free_earlier_runs(trial)
         inputs, *further = self._inputs(trial)
         look = (self._witness, self._witness.looks[0])
         try:
@@ -241,7 +241,7 @@ class Proof:
         self._runs.append(_Run(trial, shape, observation))
         return True
 
-    def _tidy(self, trial: Trial) -> None:
+    def _free_earlier_runs(self, trial: Trial) -> None:
         """Free the memory of earlier runs if they had another resolution, or if this run is large."""
         resolution, large = trial.place, (trial.batch or 1) > 1 or self._share(trial) > 1
         if self._independent and (resolution != self._resolution or large):
@@ -332,7 +332,7 @@ class Proof:
         return sum(last.values())
 
     def _error(self, run: _Run, tensors: Mapping[str, Tensor], tolerance: float) -> tuple[float, str]:
-        self._tidy(run.trial)
+        self._free_earlier_runs(run.trial)
         inputs, *further = self._inputs(run.trial)
         look = (self._witness, self._witness.looks[1])
         try:

@@ -40,7 +40,7 @@ class Rescaled:
         kept: number of channels that remain; 0 if there is no weight per channel to show it.
         tensors: new values of the norm's parameters, by name.
         numbers: new values of the norm's attributes, by name.
-        is_plain: whether an ordinary norm computes the same; False for a layer norm or a group norm, whose variance
+        is_plain: whether an ordinary norm can compute the same; False for layer norms and group norms, whose variance
             cannot be rescaled.
     """
 

@@ -32,13 +32,13 @@ def check_run(witness: Witness, reference: Observation, compacted: Observation) 
         if have is None:
             raise VerificationError("The compacted model takes another path through its code than the masked one.")
         if have != want:
-            raise VerificationError(f"After compaction {node!r} gives the shape {have}; {want} was predicted.")
+            raise VerificationError(f"After compaction {node!r} returns the shape {have}; {want} was predicted.")
 
 
 def replacement_hint(analysis: Analysis) -> str:
     """Return a hint that names the modules that the user replaced, which may have caused an error."""
     replaced = ", ".join(repr(module.module) for module in analysis.plan.of(Replacement))
-    return f" Check what `customized_replace_func` made of {replaced}." if replaced else ""
+    return f" Check what `customized_replace_func` returned for {replaced}." if replaced else ""
 
 
 def check_shapes(model: nn.Module, analysis: Analysis) -> None:
@@ -71,11 +71,11 @@ def check_shapes(model: nn.Module, analysis: Analysis) -> None:
         want = [shrunk.shape(v) for v in old.outputs]
         have = [v.shape for v in new.outputs]
         if old.op != new.op or want != have:
-            raise VerificationError(f"After compaction {old!r} gives shapes {have}; {want} were predicted.")
+            raise VerificationError(f"After compaction {old!r} returns the shapes {have}; {want} were predicted.")
 
 
 def _check_channels(graph: Graph, small: Graph, analysis: Analysis) -> None:
-    """Compare only the channels, by call in the source, because data decide how often it runs, and on how many samples.
+    """Compare only the channels of each call in the source, if data decide how often it runs, and on how many samples.
 
     Raises:
         VerificationError: naming the first call that differs.
@@ -92,7 +92,7 @@ def _check_channels(graph: Graph, small: Graph, analysis: Analysis) -> None:
         sizes = {tuple(shrunk.shape(value)[d] for d in dims) for value in recorded}
         if dims and tuple(node.output.shape[d] for d in dims) not in sizes:
             raise VerificationError(
-                f"After compaction {node!r} gives the shape {node.output.shape}; along {dims} {sizes} were predicted."
+                f"After compaction {node!r} returns the shape {node.output.shape}; along {dims} {sizes} were predicted."
             )
 
 

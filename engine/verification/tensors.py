@@ -47,7 +47,7 @@ class Recipe:
         return self.stored.dtype if wide is None or not self.stored.is_floating_point() else wide
 
     def worth_it(self, wide: torch.dtype | None) -> bool:
-        """Whether the result is large, has the stored tensor's shape, and needs its own memory."""
+        """Whether a stand-in pays off: the result is large, has the stored tensor's shape, and needs its own memory."""
         changes = self.mask is not None or self.dtype(wide) != self.stored.dtype
         return changes and self.stored.numel() >= _SMALL and self.cut is None and not self.folds
 

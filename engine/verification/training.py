@@ -98,7 +98,7 @@ def training_step(
         copied: whether the tensors are copied; otherwise the step may write to those that are not the model's own.
 
     Raises:
-        TraceError: if the model rejects the inputs, or its backward fails.
+        TraceError: if the model rejects the inputs, or its backward pass fails.
 
     Example:
         >>> layer = nn.Linear(2, 1, bias=False)
@@ -156,7 +156,7 @@ def _computed(model: nn.Module, weights: Collection[tuple[str, str]]) -> list[Te
 def _backward(model: nn.Module, outputs: list[Tensor]) -> None:
     """Backpropagate a random direction from each output."""
     roots = [t for t in outputs if t.requires_grad]
-    generator = np.random.default_rng(0)  # torch's draws are even here: back through a softmax, nothing would come
+    generator = np.random.default_rng(0)  # torch draws equal numbers here, and a softmax passes none of these back
     directions = tuple(torch.as_tensor(generator.standard_normal(tuple(t.shape))).to(t) for t in roots)
     if not roots:
         return

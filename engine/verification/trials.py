@@ -94,7 +94,7 @@ class Trial:
 
 
 def not_compared(rejected: Iterable[tuple[Trial, str]], notes: Sequence[str] = ()) -> Iterator[str]:
-    """Yield notes on the runs that a model rejected, with each cause once, unless it is noted already.
+    """Yield notes on the runs that a model rejected, each cause once and unless it is noted already.
 
     Args:
         rejected: runs, with the errors that ended them.
@@ -110,9 +110,9 @@ def not_compared(rejected: Iterable[tuple[Trial, str]], notes: Sequence[str] = (
     for trial, error in rejected:
         causes.setdefault((trial.resolution, trial.precision, _cause(error)), []).append(trial.samples)
     for (resolution, precision, cause), sizes in causes.items():
-        said = any(cause in note for note in notes)
+        is_noted = any(cause in note for note in notes)
         where = f"{resolution}, {' or '.join(dict.fromkeys(sizes))}, {precision}"
-        yield f"Not compared {where}: the model rejects that, {'as above' if said else f'with {cause}'}."
+        yield f"Not compared {where}: the model rejects that, {'as above' if is_noted else f'with {cause}'}."
 
 
 def _cause(error: str) -> str:

@@ -153,13 +153,13 @@ def _channels(analysis: Analysis, node: Node, skip: bool) -> tuple[Channels, Cha
     if skip or not kept.use[value].any():
         return None, None
     for dim in range(value.ndim):
-        stays = kept.shrunk.indices(value, dim)
-        if stays is not None:
-            before[dim] = (stays & kept.use.along(value, dim)).nonzero()[:, 0]
-            after[dim] = (stays.cumsum(0) - 1)[before[dim]]
+        is_kept = kept.shrunk.indices(value, dim)
+        if is_kept is not None:
+            before[dim] = (is_kept & kept.use.along(value, dim)).nonzero()[:, 0]
+            after[dim] = (is_kept.cumsum(0) - 1)[before[dim]]
             if span is not None and span.dim == dim:  # inside, such a norm is as wide as ever, group by group
-                full = analysis.structure.graph.spans.get(node.module, len(stays)) // span.groups
-                had, left = (int(n) // span.groups for n in (len(stays), stays.sum()))
+                full = analysis.structure.graph.spans.get(node.module, len(is_kept)) // span.groups
+                had, left = (int(n) // span.groups for n in (len(is_kept), is_kept.sum()))
                 before[dim] = before[dim] // had * full + before[dim] % had
                 after[dim] = after[dim] // left * full + after[dim] % left
     empty = any(not len(index) for index in before.values())

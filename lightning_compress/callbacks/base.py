@@ -73,8 +73,8 @@ class CompressionCallback(Callback):
     def snapshot(self) -> Callable[[], None]:
         """Return a function that restores the callback's state, for a compaction that fails after `after_compaction`.
 
-        It restores the attributes and gathered statistics, but not what is inside of other objects that the attributes
-        hold: `after_compaction` sets new ones.
+        It restores the attributes and gathered statistics, but not the contents of other objects in the attributes:
+        `after_compaction` has to set new ones.
         """
         before = dict(vars(self))
         parts = [value.snapshot() for value in before.values() if isinstance(value, Gatherer)]
@@ -139,7 +139,7 @@ class CompressionCallback(Callback):
             trainer: the Trainer.
             pl_module: the LightningModule.
             training: whether to include the training step.
-            ended: whether no further step follows in this fit: what steps leave behind for others is of no concern.
+            ended: whether no further step follows in this fit, so that it does not matter what steps leave behind.
 
         Raises:
             MisconfigurationException: if a step cannot be traced.
@@ -163,7 +163,7 @@ class CompressionCallback(Callback):
         return graph
 
     def is_tried(self, trainer: Trainer) -> bool:
-        """Return whether a callback traces this model before the first epoch: to try it once more is no use."""
+        """Return whether a callback traces this model before the first epoch, so that it need not be tried again."""
         return any(callback._traced or callback.traces_at_start for callback in self._alike(trainer))
 
     @contextmanager
@@ -199,7 +199,7 @@ class CompressionCallback(Callback):
         return place_example(self._example, trainer, model)
 
     def _alike(self, trainer: Trainer) -> list[CompressionCallback]:
-        """Return the Trainer's callbacks that compress the same model, from the same argument: this one, and others."""
+        """Return the Trainer's callbacks that compress the same model by the same argument, including this one."""
         others = [c for c in trainer.callbacks if isinstance(c, CompressionCallback) and c is not self]  # type: ignore[attr-defined]
         return [self, *(c for c in others if c.model == self.model and c.example_input is self.example_input)]
 

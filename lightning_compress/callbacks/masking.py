@@ -298,7 +298,7 @@ class MaskingCallback(CompressionCallback):
         self._zero(pl_module)
 
     def _zero(self, pl_module: LightningModule) -> None:
-        """Zero masked weights to which something else than an optimizer may have written: noise, slow weights."""
+        """Zero masked weights, to which something other than an optimizer may have written: noise, slow weights."""
         if not is_quiet(pl_module):
             zero_weights(self._zeroings)
 
@@ -314,8 +314,9 @@ class MaskingCallback(CompressionCallback):
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Right after each step, not at the end of the batch: averaging callbacks read the weights in between, and with
-        # manual optimization so does the next forward pass of the same batch. Before the hooks that are registered on
-        # these optimizers later, and behind the steps of all others, which are made during the fit, or which one holds.
+        # manual optimization so does the next forward pass of the same batch. A hook on each of these optimizers runs
+        # before hooks that are registered on it later; the global one covers optimizers created during the fit, or
+        # wrapped in another one.
         own = [o for o in trainer.optimizers if "_optimizer_step_post_hooks" in vars(o)]
         self._hooks = [optimizer.register_step_post_hook(self._after_step) for optimizer in own]
         self._hooks.append(register_optimizer_step_post_hook(self._after_step))

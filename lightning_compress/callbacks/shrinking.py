@@ -74,7 +74,7 @@ def _warn_of_masked_channels(model: nn.Module, job: Job) -> None:
     """Warn that nothing was removed although whole channels are masked, and name the groups with the reasons."""
     groups = engine.dependency_groups(model, job.example, graph=job.graph)
     kept = kept_units(groups, job.masks)
-    partly = [g for g in groups if kept[g.name].any() and not kept[g.name].all()]  # of what is masked whole, one stays
+    partly = [g for g in groups if kept[g.name].any() and not kept[g.name].all()]  # a masked layer keeps one
     masked = [f"{g.name} ({g.reason or _NOT_ZERO})" for g in partly]
     if masked:
         rank_zero_warn(f"Masked channels are not removed while training goes on: {'; '.join(masked[:3])}.{OF_STEPS}")

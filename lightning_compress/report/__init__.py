@@ -1,1 +1,1 @@
-"""What a compression did, as a page, a text and logged figures."""
+"""Reports of a compression: as a page, as text, and as logged figures."""

@@ -84,7 +84,7 @@ def html(report: Report) -> str:
         timed=reports.timed(report),
         rows=list(_rows(report)),
         charts=list(_charts(report)),
-        trade=_trade(report),
+        trade=_accuracy_chart(report),
         many=_MANY,
         torch=torch.__version__,
         version=engine.__version__,
@@ -103,8 +103,8 @@ def _charts(report: Report) -> Iterator[dict[str, Any]]:
             yield _chart(title, drawn, events)
 
 
-def _trade(report: Report) -> dict[str, Any] | None:
-    """Draw accuracy against cost; None unless both are known."""
+def _accuracy_chart(report: Report) -> dict[str, Any] | None:
+    """Draw accuracy against cost; None unless both are available."""
     metric, points = against_cost(report.stages)
     if not points:
         return None

@@ -1,1 +1,1 @@
-"""Which units go: criteria, amounts, schedules, targets and their allocation over groups."""
+"""Selection of the units to prune: criteria, amounts, schedules, targets and their allocation over groups."""

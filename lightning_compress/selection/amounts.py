@@ -38,7 +38,7 @@ def as_patterns(patterns: str | Sequence[str] | None, name: str = "layers") -> t
     """Convert one or several patterns to a tuple.
 
     Raises:
-        MisconfigurationException: naming the argument, if it holds anything else than text.
+        MisconfigurationException: naming the argument, if it contains anything but text.
 
     Example:
         >>> as_patterns("conv*"), as_patterns(None)
@@ -121,9 +121,9 @@ def _hint(names: Sequence[str], pattern: str) -> str:
 
 OF_STEPS = (
     " What the training step and the hooks around it read is preserved, because a callback compacts in the middle of "
-    "the fit. At its end (`ModelCompaction(when=None)`), weights that a penalty or a log reads may go."
+    "the fit. At its end (`ModelCompaction(when=None)`), weights that a penalty or a log reads may be removed."
 )
-"""What to say where the training step stands against a removal."""
+"""Advice to add if the training step prevents a removal."""
 
 
 def check_prunable(groups: Sequence[Group], layers: Sequence[str]) -> None:
@@ -147,12 +147,12 @@ def layers_that_stay(groups: Sequence[Group], most: int = 3) -> str:
         >>> import torch, engine
         >>> net = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
         >>> layers_that_stay(engine.dependency_groups(net, torch.zeros(1, 2)))
-        ' What stays whole in any case: 2 (is an output of the model).'
+        ' Kept in any case: 2 (is an output of the model).'
     """
     whole = sorted((group for group in groups if group.reason), key=_weights, reverse=True)
     named = "; ".join(f"{group.name} ({group.reason})" for group in whole[:most])
     more = f"; and {len(whole) - most} more, which `summarize` lists" if len(whole) > most else ""
-    return f" What stays whole in any case: {named}{more}." if whole else ""
+    return f" Kept in any case: {named}{more}." if whole else ""
 
 
 def _weights(group: Group) -> int:

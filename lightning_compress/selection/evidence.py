@@ -232,7 +232,7 @@ class Gatherer:
         return bool(self._groups)
 
     def _remember(self, model: nn.Module, args: Any, kwargs: Any) -> None:
-        # Callbacks call the model around the step, too: to record it, for one, on tensors without data.
+        # Callbacks also call the model around the step, for example to record it on tensors without data.
         in_step = self._module is not None and self._module._current_fx_name == "training_step"
         if self._batch_due and in_step and torch.is_grad_enabled():
             self._inputs = args, kwargs

@@ -188,7 +188,7 @@ class _Task:
     def __call__(self) -> tuple[dict[str, dict[float, float]], list[float], float, str | None]:
         """Analyse this rank's share and gather all shares, as plain data that can be sent between processes."""
         self.trainer.strategy.setup_environment()
-        # Every rank reads the results of all before any adds its own: what is left to measure is then the same.
+        # Every rank reads all results before any rank adds its own, so that all agree on what remains to be measured.
         analyzer = together(self._analyzer)
         order = list(analyzer.target_layer)
         shares = gathered(together(lambda: analyzer.analysis(specified_layers=self.layers, shard=self._shard())))

@@ -210,7 +210,7 @@ def hit_latency(subject: Subject, descent: Descent, budget: float, dense: float)
     if steps == len(descent) and cost(steps) > (1 + TOLERANCE) * budget:
         rank_zero_warn(
             f"The target of {budget:.3g} s per forward pass is not reached: {cost(steps):.3g} s of {now:.3g} s remain "
-            "although all channels that may go are masked. Prune more layers, or raise `max_amount` or the budget."
+            "although all removable channels are masked. Prune more layers, or raise `max_amount` or the budget."
         )
     return descent.keep(steps)
 

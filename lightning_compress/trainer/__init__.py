@@ -1,1 +1,1 @@
-"""What Lightning runs: the model and its example input, steps, strategies, ranks, loaders and restored weights."""
+"""Interface to Lightning: the model and its example input, steps, strategies, ranks, loaders and restored weights."""

@@ -32,7 +32,7 @@ def copied(callback: Any) -> Any:
         [[1]]
     """
     other = copy.copy(callback)
-    with _disable_current_modes(), torch._C.DisableTorchFunction():  # what no hook reads is no part of a recording
+    with _disable_current_modes(), torch._C.DisableTorchFunction():  # copying is no part of a recording
         package, copies = type(callback).__module__.partition(".")[0], {id(callback): other}
         vars(other).update((name, _own(value, package, copies)) for name, value in vars(callback).items())
     return other

@@ -42,7 +42,7 @@ def around(kind: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         ('on_test_batch_end', 'on_test_epoch_end', 'on_test_end')
     """
     stage = kind.removesuffix("ing_step").removesuffix("_step")
-    last = () if stage == "train" else ("end",)  # what a fit does once, at its end, is to write files
+    last = () if stage == "train" else ("end",)  # hooks that run once, at the end of a fit, write files
     start, end = ("start", "epoch_start", "batch_start"), ("batch_end", "epoch_end", *last)
     return tuple(f"on_{stage}_{part}" for part in start), tuple(f"on_{stage}_{part}" for part in end)
 
@@ -122,7 +122,7 @@ class Hooks:
             call()
         except (*NEEDS_DATA, EngineError, MisconfigurationException):
             raise
-        except (Exception, KeyboardInterrupt, SystemExit) as error:  # of the user's code, which may end a fit by them
+        except (Exception, KeyboardInterrupt, SystemExit) as error:  # of any kind, even to end a fit
             if isinstance(error, KeyboardInterrupt) and not _is_raised_by_code(error):
                 raise
             if self._has_no_data():

@@ -98,18 +98,18 @@ def _generators(root: Any) -> Iterator[Any]:
     seen: set[int] = set()
     waiting = [root]
     while waiting:
-        thing = waiting.pop()
-        if isinstance(thing, _NOT_SEARCHED) or id(thing) in seen:
+        obj = waiting.pop()
+        if isinstance(obj, _NOT_SEARCHED) or id(obj) in seen:
             continue
-        seen.add(id(thing))
-        if isinstance(thing, _GENERATORS):
-            yield thing
-        elif isinstance(thing, Mapping):
-            waiting += list(thing.values()) if len(thing) <= _LONGEST else []
-        elif isinstance(thing, (list, tuple, set, frozenset)):
-            waiting += list(thing) if len(thing) <= _LONGEST else []
+        seen.add(id(obj))
+        if isinstance(obj, _GENERATORS):
+            yield obj
+        elif isinstance(obj, Mapping):
+            waiting += list(obj.values()) if len(obj) <= _LONGEST else []
+        elif isinstance(obj, (list, tuple, set, frozenset)):
+            waiting += list(obj) if len(obj) <= _LONGEST else []
         else:
-            waiting += [*getattr(thing, "__dict__", {}).values(), getattr(thing, "__self__", None)]
+            waiting += [*getattr(obj, "__dict__", {}).values(), getattr(obj, "__self__", None)]
 
 
 def _state(generator: Any) -> Any:
@@ -194,9 +194,9 @@ def _one_pass(data: Any) -> str:
     )
 
 
-def _copy(thing: Any, memo: dict[int, Any]) -> Any:
+def _copy(obj: Any, memo: dict[int, Any]) -> Any:
     try:
-        return copy.deepcopy(thing, memo)
+        return copy.deepcopy(obj, memo)
     except (TypeError, RuntimeError) as error:
         raise MisconfigurationException(
             f"The order of the train dataloader cannot be copied ({error}), so drawing from it would affect training. "

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["first_model_arguments", "model_arguments"]
 
 
-class _Seen(BaseException):
+class _ModelCalled(BaseException):
     """Raised at the first call of the model to end the step."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -65,7 +65,7 @@ def model_arguments(pl_module: LightningModule, model: nn.Module, arguments: Seq
     try:
         with isolate_rng(), evaluating(pl_module, train, tuple(arguments)), _restored(pl_module), torch.enable_grad():
             Step(pl_module, TRAINING)(*arguments)
-    except _Seen as seen:
+    except _ModelCalled as seen:
         return _example(model, *apply_to_collection(seen.arguments, Tensor, torch.Tensor.detach))
     except (EngineError, *_STEP_ERRORS):  # the step may need state that does not exist yet
         return None
@@ -90,7 +90,7 @@ _STEP_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, Ru
 
 
 def _stop(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    raise _Seen(args, kwargs)
+    raise _ModelCalled(args, kwargs)
 
 
 def _example(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

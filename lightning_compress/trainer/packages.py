@@ -84,11 +84,11 @@ __all__ = [
 
 
 def method_of(owner: Any, name: str) -> Any:
-    """Return what an object itself, or else its class, holds under the name of a method; None if neither does.
+    """Return the method that an object itself, or else its class, has under a name; None if neither has one.
 
     Args:
         owner: a LightningModule, a callback or a data module.
-        name: of the method; a module's ``__getattr__`` is not asked for it.
+        name: name of the method; a module's ``__getattr__`` is not called.
 
     Example:
         >>> from pytorch_lightning import Callback

@@ -98,7 +98,7 @@ class _Delegate:
 
 
 class _StillLoop(_Delegate):
-    """A loop of the Trainer that does not run, and neither do those inside of it; changes of them are kept here."""
+    """A stand-in for a loop of the Trainer. Neither it nor its inner loops run, and it keeps changes to itself."""
 
     def __getattr__(self, name: str) -> Any:
         value = super().__getattr__(name)
@@ -107,7 +107,7 @@ class _StillLoop(_Delegate):
         return value
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse to run: the hook that asks for it cannot be recorded (`LearningRateFinder.lr_find`)."""
+        """Refuse to run: a hook that calls it cannot be recorded (`LearningRateFinder.lr_find`)."""
         raise RuntimeError("The Trainer does not run while a step is recorded.")
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
@@ -228,7 +228,7 @@ def quiet(pl_module: LightningModule, trainer: Any, moment: Mapping[str, Any]) -
     vars(still).update(
         moment, save_checkpoint=_nothing, print=_nothing, strategy=strategy, lr_scheduler_configs=configs
     )
-    vars(still).update(_still_parts(trainer))
+    vars(still).update(_stub_parts(trainer))
     vars(still).update(dict.fromkeys(("callback_metrics", "logged_metrics", "progress_bar_metrics"), metrics))
     answers = {
         "log": record.log,
@@ -250,7 +250,7 @@ def quiet(pl_module: LightningModule, trainer: Any, moment: Mapping[str, Any]) -
         for module in modules:
             scope.enter_context(_attached(vars(module), answers))
         for module in pl_module.modules():
-            if isinstance(module, AveragedModel):  # it is cut along with the model, whatever it averages
+            if isinstance(module, AveragedModel):  # it is narrowed with the model, whatever it averages
                 averaged = {"update_parameters": _nothing, "forward": _not_read}
                 scope.enter_context(_attached(vars(module), averaged))
         if trainer.world_size > 1:  # the other ranks do not run this
@@ -258,8 +258,8 @@ def quiet(pl_module: LightningModule, trainer: Any, moment: Mapping[str, Any]) -
         yield record
 
 
-def _still_parts(trainer: Any) -> dict[str, Any]:
-    """Return stand-ins for what runs the loops of a Trainer, restores its state, and shows its progress."""
+def _stub_parts(trainer: Any) -> dict[str, Any]:
+    """Return stand-ins for the parts of a Trainer that run its loops, restore its state, and show its progress."""
     loops = {name: _StillLoop(getattr(trainer, name)) for name in _LOOPS}
     active = next((loop for name, loop in loops.items() if trainer._active_loop is getattr(trainer, name)), None)
     bar = trainer.progress_bar_callback

@@ -205,9 +205,9 @@ def _restore(
     restored = _restored(module)
     content = None if restored is None else restored.get(KEY)
     if content is not None:
-        odd = sorted(name for name in set(state_dict) ^ set(module.state_dict()) if not is_span(name))
-        if module.strict_loading and odd:
-            raise CheckpointError(f"The names of the weights differ: {', '.join(odd[:4])}.")
+        differing = sorted(name for name in set(state_dict) ^ set(module.state_dict()) if not is_span(name))
+        if module.strict_loading and differing:
+            raise CheckpointError(f"The names of the weights differ: {', '.join(differing[:4])}.")
         state_dict = with_metadata(state_dict, content)
         local_metadata = {KEY: content}
     adapt(module, state_dict, prefix, local_metadata, **_advice(module))

@@ -171,7 +171,7 @@ class Copied(Whole):
     @contextmanager
     def shrunk(self, pl_module: LightningModule, job: Job, alone: bool) -> Iterator[Result]:
         """Compact on rank 0 and apply its plan on the other ranks, so that rounding cannot make the ranks diverge."""
-        with ExitStack() as changes:  # it passes a failure on to those that were entered, which undo what they did
+        with ExitStack() as changes:  # a failure reaches the contexts entered so far, which undo their changes
             if alone or self.alone:
                 yield changes.enter_context(super().shrunk(pl_module, job, alone))
                 return

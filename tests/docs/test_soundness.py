@@ -1,4 +1,4 @@
-"""The page about soundness names traps that exist."""
+"""The page about soundness names traps, members, files and tests that exist."""
 
 from __future__ import annotations
 
@@ -35,3 +35,18 @@ def test_every_mechanism_exists() -> None:
     }
     assert len(members) > 10
     assert not members - own
+
+
+FOLDERS = ("", "engine", "lightning_compress/trainer", "tests/engine/traps")
+
+
+def test_every_file_and_test_exists() -> None:
+    """Files are relative to the engine, or to the root; modules of tests and tests are found by their names."""
+    text = PAGE.read_text()
+    tests = list((ROOT / "tests").rglob("test_*.py"))
+    names = {path.name for path in tests}
+    names |= {name for path in tests for name in re.findall(r"^ *def (test_\w+)", path.read_text(), re.MULTILINE)}
+    files = set(re.findall(r"`([\w/]+(?:\.py|/))`", text))
+    assert len(files) > 50
+    assert not [file for file in files - names if not any((ROOT / folder / file).exists() for folder in FOLDERS)]
+    assert not set(re.findall(r"`(test_\w+)`", text)) - names

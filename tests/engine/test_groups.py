@@ -32,7 +32,7 @@ def test_members_and_their_roles() -> None:
         ("in", "3.weight"),
     ]
     assert groups["0"].size == 6 and groups["0"].layers == ("0",) and groups["0"].reason is None
-    assert "output of the model" in groups["7"].reason and "stays" in str(groups["7"])
+    assert "output of the model" in groups["7"].reason and "frozen" in str(groups["7"])
 
 
 def test_units_say_which_entry_belongs_to_which_unit() -> None:
@@ -113,7 +113,7 @@ def test_two_groups_in_one_parameter() -> None:
 def test_unknown_groups_and_wrong_lengths_are_refused(name: str, size: int) -> None:
     """With the name, and what there is."""
     groups = engine.dependency_groups(plain(), image())
-    with pytest.raises(InputError, match=rf"'{name}' with shape \({size},\); (known are 0, 3, 7|it has 6 units)"):
+    with pytest.raises(InputError, match=rf"'{name}' with shape \({size},\); (the groups are 0, 3, 7|it has 6 units)"):
         engine.group_masks(groups, {name: torch.ones(size, dtype=torch.bool)})
 
 

@@ -190,10 +190,10 @@ def test_tree_of_a_group(resnet18: nn.Module) -> None:
     """Modules, parameters, and which dimension of each goes; an unknown layer is an error."""
     dependency = ChannelDependency(resnet18, torch.zeros(1, 3, 64, 64))
     lines = dependency.tree("layer2.1.conv2").splitlines()
-    assert lines[0] == "layer2.0.conv2: 128 channels that go together"
+    assert lines[0] == "layer2.0.conv2: 128 channels that are removed together"
     assert "├── layer2.0.downsample.1 (BatchNorm2d)" in lines
     assert lines[lines.index("└── layer3.0.downsample.0 (Conv2d)") + 1].endswith("weight [256, 128, 1, 1], dim 1: in")
-    assert "stay (is an output of the model)" in dependency.tree("fc")
+    assert "frozen (is an output of the model)" in dependency.tree("fc")
     with pytest.raises(InputError, match="no layer 'layer9'"):
         dependency.tree("layer9")
 

@@ -109,7 +109,7 @@ def _merged(attn_mask: Tensor | None, padding: Tensor | None, q: Tensor, extra: 
     """
     mask = None if attn_mask is None else F.pad(_additive(attn_mask, q), [0, extra])
     if mask is not None and mask.ndim == 3:  # one per batch entry and head
-        heads = len(mask) // len(q) if len(q) else q.shape[1]  # an empty batch tells nothing
+        heads = len(mask) // len(q) if len(q) else q.shape[1]  # an empty batch leaves the size open
         mask = mask.unflatten(0, [len(q), heads])
     if padding is not None:
         closed = F.pad(_additive(padding, q), [0, extra]).view(len(q), 1, 1, padding.shape[-1] + extra)

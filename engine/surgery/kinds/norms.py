@@ -198,10 +198,10 @@ class NarrowedNorm(Exchange):
     def planned(cls, decision: Decision) -> Iterator[NarrowedNorm]:
         """Yield the norms that lose constant channels."""
         for module, slots, constants, groups in decision.norms:
-            gone = ~decision.keep[slots]
-            if gone.any():
-                fill = constants[gone]
-                yield cls(module, len(gone), int((~gone).sum()), fill if fill.any() else None, groups)
+            is_removed = ~decision.keep[slots]
+            if is_removed.any():
+                fill = constants[is_removed]
+                yield cls(module, len(is_removed), int((~is_removed).sum()), fill if fill.any() else None, groups)
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> NarrowedNorm:
@@ -235,7 +235,7 @@ class NarrowedNorm(Exchange):
         return torch.cat([part.view(later.groups, -1) for part in parts], 1).reshape(-1)
 
     def prepare(self, change: Change) -> None:
-        """Make the narrowed norm span its full width.
+        """Exchange the class, so that the narrowed norm spans its full width.
 
         Raises:
             PlanError: if the module's class cannot be exchanged, or its size does not match.

@@ -64,7 +64,7 @@ class Pinned(Exchange):
         return replace(self, pins=_merged(self.pins, later.pins))
 
     def prepare(self, change: Change) -> None:
-        """Compile the module's code again.
+        """Recompile the module's code with the pins.
 
         Raises:
             PlanError: if the code is not the one that the plan was made for.
@@ -112,8 +112,8 @@ def _template(site: Site, symbol: str, position: int, owner: Hashable, count: in
 def _located(site: Site, owner: Hashable) -> tuple[FunctionType, str] | None:
     """Find the function that makes a call, and the method to rebuild for it.
 
-    That is a method of the owner's class that no subclass has replaced, or a function of the class's file that such a
-    method calls by its name.
+    This is a method of the owner's class that no subclass has replaced, or a function in the class's file that such a
+    method calls by name.
     """
     assert isinstance(owner, type)
     own = _method(site.code, owner)
@@ -140,18 +140,18 @@ def _merged(earlier: Iterable[Pin], later: Iterable[Pin]) -> tuple[Pin, ...]:
 
 
 def _pinned(cls: type) -> tuple[type[nn.Module], tuple[Pin, ...]]:
-    """Return the class that the user wrote, and what is pinned in it, for no module in particular."""
+    """Return the class that the user wrote and its pins, without names of modules."""
     class_and_pins: tuple[type[nn.Module], tuple[Pin, ...]] = vars(cls).get("_pinned", (cls, ()))
     return class_and_pins
 
 
 def is_pinned(cls: type, pin: Pin) -> bool:
-    """Whether a class is one in which this argument is pinned already, to whatever number."""
+    """Whether this argument is already pinned in a class, whatever the number."""
     return replace(pin, module="", value=0) in [replace(other_pin, value=0) for other_pin in _pinned(cls)[1]]
 
 
 def divisors(cls: type) -> list[float]:
-    """Return what the means of a pinned class divide by; nothing where something else is pinned too."""
+    """Return the divisors of means that are pinned in a class; none if anything else is pinned, too."""
     pins = _pinned(cls)[1]
     return sorted({pin.value for pin in pins}) if all(pin.operator == MEAN for pin in pins) else []
 
@@ -160,7 +160,7 @@ def pinned_class(cls: type[nn.Module], pins: Iterable[Pin]) -> type[nn.Module]:
     """Return a subclass of a module class in which the arguments are pinned; what was pinned before stays pinned.
 
     Raises:
-        PlanError: where the class's code is not the one that the pins were made for.
+        PlanError: if the class's code is not the one that the pins were made for.
     """
     cls, earlier = _pinned(cls)
     return _made_class(cls, _merged(earlier, [replace(pin, module="") for pin in pins]))  # type: ignore[arg-type]

@@ -67,8 +67,8 @@ class Replacement(Exchange):
         """Return the replacement as primitives and tensors."""
         return {
             **super().state_dict(),
-            "inputs": [[stays, list(shape)] for stays, shape in self.inputs],
-            "outputs": [[stays, list(shape)] for stays, shape in self.outputs],
+            "inputs": [[kept, list(shape)] for kept, shape in self.inputs],
+            "outputs": [[kept, list(shape)] for kept, shape in self.outputs],
             "weights": dict(self.weights),
             "stored": {name: list(shape) for name, shape in self.stored.items()},
         }
@@ -77,7 +77,7 @@ class Replacement(Exchange):
     def from_state_dict(cls, state: Mapping[str, Any]) -> Replacement:
         """Load a state written by `state_dict`."""
         inputs, outputs = (
-            tuple((stays.bool(), _ints(shape)) for stays, shape in state[side]) for side in ("inputs", "outputs")
+            tuple((kept.bool(), _ints(shape)) for kept, shape in state[side]) for side in ("inputs", "outputs")
         )
         weights = {str(name): mask.bool() for name, mask in state["weights"].items()}
         stored = {str(name): _ints(shape) for name, shape in state["stored"].items()}
@@ -90,7 +90,7 @@ class Replacement(Exchange):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What loading the weights into a fresh model takes."""
+        """What is needed to load the weights into a fresh model."""
         return (f"{self.module!r} ({self.class_name}) is replaced; a fresh model needs the same replacement.",)
 
     def __str__(self) -> str:
@@ -107,10 +107,7 @@ class Replacement(Exchange):
     @property
     def permanent(self) -> str:
         """Why it is permanent: the old module is not stored."""
-        return (
-            f"{self.module!r} was replaced by a function, which cannot be taken back. Build a new instance of the "
-            "model."
-        )
+        return f"{self.module!r} was replaced by a function, which cannot be undone. Build a new instance of the model."
 
     def prepare(self, change: Change) -> None:
         """Have the user's function narrow the module, and put the result in every place of the module.
@@ -120,8 +117,8 @@ class Replacement(Exchange):
         """
         if change.trained:
             raise PlanError(
-                f"{self.module!r} is to be replaced by `customized_replace_func`, and an optimizer would go on with "
-                "the old one. Compact without the optimizer, and make a new one afterwards."
+                f"{self.module!r} is to be replaced by `customized_replace_func`, and the optimizer would continue "
+                "with the old one. Compact without the optimizer, and create a new one afterwards."
             )
         old = change.module(self.module)
         new = replaced_by(self, old, change.functions, change.device)
@@ -217,8 +214,8 @@ def replaced_by(plan: Replacement, module: nn.Module, functions: Replace, device
     what = f"{plan.module!r} ({type(module).__name__})"
     if function is None:
         raise PlanError(
-            f"{what} was made smaller by a function, which a plan does not hold. Pass the same "
-            "`customized_replace_func` again, or put the smaller module there first."
+            f"{what} was narrowed by a function, which a plan does not contain. Pass the same "
+            "`customized_replace_func` again, or put the narrowed module in place first."
         )
     device = next((t.device for t in module.parameters()), device)
     masks = plan.masks(module, torch.device("cpu") if device.type == "meta" else device)  # masks need data

@@ -55,9 +55,9 @@ class Spread(Exchange):
         if torch.equal(before, after):
             return None
         wanted = after.nonzero()[:, 0]
-        table, gone = before.cumsum(0)[wanted] - 1, ~before[wanted]
-        fill, place = constants[wanted][gone].nan_to_num(0.0).unique(return_inverse=True)
-        table[gone] = int(before.sum()) + place
+        table, is_constant = before.cumsum(0)[wanted] - 1, ~before[wanted]
+        fill, place = constants[wanted][is_constant].nan_to_num(0.0).unique(return_inverse=True)
+        table[is_constant] = int(before.sum()) + place
         return cls(module, dim, int(before.sum()), table, fill if len(fill) else torch.zeros(1, dtype=torch.float64))
 
     @classmethod

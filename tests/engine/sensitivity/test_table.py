@@ -43,7 +43,7 @@ def test_which_way_is_worse() -> None:
     """From the argument, the early-stop mode, or what pruning does; without any of them it is an error."""
     assert table().suggest(0.06) == table("higher").suggest(0.06) == table().suggest(0.06, "higher")
     assert list(table("lower").suggest(0.06).values()) == [0.3, 0.1, 0.3]
-    with pytest.raises(InputError, match="which way is worse"):
+    with pytest.raises(InputError, match="pass which is better"):
         SensitivityTable({"a": {0.1: 0.5}}, [0.1], 0.5).suggest(0.1)
 
 

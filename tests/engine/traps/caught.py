@@ -127,7 +127,7 @@ ABLATIONS = [
         "a view in a method that fails at some sizes",
     ),
     Ablation(
-        "functions that an error cut off",
+        "functions that an error skipped",
         lambda patch: patch.setattr(unreached, "use_values_around_code", lambda *args: None),
         "a view in a method that fails at some sizes",
     ),

@@ -90,7 +90,7 @@ def test_out_of_reach_is_an_error(subject: targets.Subject) -> None:
     Selector(0.5, target="macs").check_reachable(subject, dense)
     with pytest.raises(
         MisconfigurationException,
-        match="target of .* cannot be reached.*remain.*What stays whole in any case: .*is an output of the model",
+        match="target of .* cannot be reached.*remain.*Kept in any case: .*is an output of the model",
     ):
         Selector(0.9, target="macs", layers=("wide",), max_amount=0.5).check_reachable(subject, dense)
 
