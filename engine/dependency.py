@@ -82,7 +82,7 @@ class ChannelDependency:
 
     def _repr_html_(self) -> str:
         rows = [(number, ", ".join(names)) for number, names in enumerate(self._ordered, 1)]
-        return html.table(f"{type(self).__name__}: layers that share channels", ("set", "layers"), rows)
+        return html.table(repr(self).partition("\n")[0], ("set", "layers"), rows)
 
     def export(self, filepath: str | os.PathLike[str]) -> None:
         """Write the sets as CSV: the header ``Dependency Set,Convolutional Layers``, then ``Set k,layer,layer…``.
@@ -91,11 +91,9 @@ class ChannelDependency:
             filepath: file to write.
         """
         check_kinds(ChannelDependency.export, locals())
+        rows = ([f"Set {number}", *layers] for number, layers in enumerate(self._ordered, 1))
         with open(filepath, "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["Dependency Set", "Convolutional Layers"])
-            for number, layers in enumerate(self._ordered, 1):
-                writer.writerow([f"Set {number}", *layers])
+            csv.writer(file, lineterminator="\n").writerows([["Dependency Set", "Convolutional Layers"], *rows])
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
         """Plot the sets: a row per layer, and a line with dots through the layers of each set.
@@ -358,9 +356,9 @@ def not_safe_to_prune(
         slots = output_slots[structure.unsafe[output_slots]]
         if len(slots):
             reasons.setdefault(name, structure.slots.why(slots) or "")
-        elif len(output_slots) > 1 and (
-            bool((output_slots == output_slots[0]).all()) or bool(structure.frozen[output_slots].all())
-        ):
+            continue
+        is_whole = (output_slots == output_slots[0]).all() or structure.frozen[output_slots].all()
+        if len(output_slots) > 1 and is_whole:
             mixer = _mixer(structure, output_slots)
             if mixer is not None:
                 reasons.setdefault(name, f"{mixer} mixes its channels with other axes: no part of them can be removed")
@@ -385,9 +383,8 @@ def _regrouped(before: tuple[int, ...], after: tuple[int, ...]) -> set[int]:
     Wherever the products of leading sizes agree, a new run of dimensions starts; a run of several dimensions before and
     several after is regrouped.
     """
-    cuts = set(itertools.accumulate(before, operator.mul, initial=1)) & set(
-        itertools.accumulate(after, operator.mul, initial=1)
-    )
+    leading = ({*itertools.accumulate(sizes, operator.mul, initial=1)} for sizes in (before, after))
+    cuts = set.intersection(*leading)
 
     def runs(shape: tuple[int, ...]) -> dict[int, list[int]]:
         dims_by_start: dict[int, list[int]] = {}

@@ -382,10 +382,8 @@ def trace(
         with separate_layers(model, spread or {}):
             recorder, decided = _settled(model, inputs, opaque, constants, dynamic_dims, further)
             recorder.assume_unreached(args, kwargs, FUNCTIONS)
-        attention = frozenset(name for name, module in distinct_modules(model).items() if shape_free(module))
-        graph = recorder.graph(model, args, kwargs)
         graph = replace(
-            graph,
+            recorder.graph(model, args, kwargs),
             explored=explore,
             constants=constants or None,
             dynamic_dims=dynamic_dims,
@@ -393,7 +391,7 @@ def trace(
             entries=tuple(recorder.entries),
             on_data=frozenset(recorder.on_data),
             opaque=opaque,
-            headwise=attention,
+            headwise=frozenset(name for name, module in distinct_modules(model).items() if shape_free(module)),
             spans=spans_of(model),
             spread=dict(spread or {}),
             attention=getattr(model, "attention_units", "heads"),

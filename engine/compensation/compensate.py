@@ -38,8 +38,7 @@ from engine.tracer import trace
 
 __all__ = ["compensate"]
 
-_HELD_OUT = 4  # one sample in so many is held out
-_NOTHING = 1e-24  # fraction of the squared target that is rounding
+_HELD_OUT, _NOTHING = 4, 1e-24  # one sample in so many; the fraction of the squared target that is rounding
 _NOT_BETTER = "its error on held-out samples did not fall"
 _WORSE = "with all layers fitted, the error of the model's outputs on held-out samples rose"
 

@@ -88,7 +88,7 @@ def holds_either(tree: ast.AST, variable: str, argument: str) -> bool:
 def ends_of_numeric_fallbacks(
     tree: ast.AST,
     omitted: frozenset[str],
-    computed: frozenset[Any] = frozenset(),
+    computed: frozenset[Any],
 ) -> Mapping[tuple[int, int], bool]:
     """Return the end positions of the calls and operators that receive a number in place of an argument.
 
