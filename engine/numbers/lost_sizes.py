@@ -157,7 +157,7 @@ class _Search:
         function = _held(call.func, frame)
         if _is_tensor(call, frame) or function is len and _is_counted(call.args[0], frame):
             return
-        lost = lost or _drops_expressions(function)
+        lost = lost or not _reads_sizes(call.func) and _drops_expressions(function)
         if isinstance(call.func, ast.Attribute):
             yield from self._attribute(call.func, frame, lost)
         for argument in [*call.args, *(keyword.value for keyword in call.keywords)]:
@@ -205,6 +205,11 @@ def _is_concatenation(expr: ast.expr, frame: FrameType) -> bool:
         sides = (expr.left, expr.right)
         return isinstance(expr.op, ast.Add) and any(_is_concatenation(side, frame) for side in sides)
     return isinstance(expr, (ast.List, ast.Tuple)) or isinstance(_held(expr, frame), (list, tuple))
+
+
+def _reads_sizes(called: ast.expr) -> bool:
+    """Whether a method returns sizes with their expressions, as far as its name says."""
+    return isinstance(called, ast.Attribute) and called.attr in _READS - _LOST
 
 
 def _drops_expressions(function: Any) -> bool:

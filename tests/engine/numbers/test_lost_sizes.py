@@ -61,6 +61,9 @@ def test_what_has_nothing_to_do_with_sizes() -> None:
     lead = x.shape[:-1]
     shape = (-1,) + lead[1:] + (x.size(-1),)  # GPT-2's
     assert _sizes(x * shape[0]) == _sizes(x * (lead[:1] + (1, x.size(-1)))[1]) == []
+    split = x.size()[:-1] + (2, -1)  # that of older attention in transformers
+    assert _sizes(x * split[-1]) == []
+    assert _sizes(x * (0.5 * x.size()[-1])) == [2, 8]  # which dimension is not followed
     assert _sizes(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))) == []  # GPT-2's activation
     assert _sizes(x * len(x.shape)) == _sizes(x * list(range(1, len(x.size())))[0]) == []
     assert _sizes(x * sum(x.shape[:1])) == _sizes(x * max(2, x.shape[1])) == _sizes(x * (x.shape[1] // 2)) == []
