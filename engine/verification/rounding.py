@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from engine.ops import products, zeros
 from engine.program.trees import tensors_in
 
-__all__ = ["unrounded"]
+__all__ = ["run_in_float64", "unrounded"]
 
 
 @functools.cache
@@ -38,6 +39,21 @@ def unrounded(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     if len(args) > position and _is_less(args[position]):
         return (*args[:position], torch.float64, *args[position + 1 :]), kwargs
     return args, kwargs | {"dtype": torch.float64} if _is_less(kwargs.get("dtype")) else kwargs
+
+
+def run_in_float64(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run the ops that the engine computes in float64 itself, and those that would round; return None for others.
+
+    Args:
+        func: overload of an op.
+        args, kwargs: its arguments.
+    """
+    exact_args, exact_kwargs = unrounded(func, args, kwargs)
+    output = zeros.in_float64(func, exact_args, exact_kwargs)
+    output = products.in_float64(func, exact_args, exact_kwargs) if output is None else output
+    if output is None and (exact_args is not args or exact_kwargs is not kwargs):
+        return func(*exact_args, **exact_kwargs)
+    return output
 
 
 def _is_less(dtype: Any) -> bool:

@@ -22,7 +22,6 @@ from engine.compaction.build import Analysis
 from engine.compaction.compact import names_of
 from engine.compaction.plan import Plan
 from engine.errors import TraceError
-from engine.ops import zeros
 from engine.ops.draws import EvenDraws
 from engine.ops.products import in_float64
 from engine.program.arrays import plain
@@ -36,7 +35,7 @@ from engine.verification.certificate import Certificate
 from engine.verification.infinities import without_infinities
 from engine.verification.leftovers import Leftovers
 from engine.verification.results import attributes, results_of
-from engine.verification.rounding import unrounded
+from engine.verification.rounding import run_in_float64
 from engine.verification.tensors import Recipe, masked_recipes, may_share, small_recipes
 from engine.verification.trials import Inputs, Trial, random_inputs, small_inputs
 
@@ -45,6 +44,9 @@ __all__ = ["Step", "TrainingProof", "largest_difference", "training_step"]
 _TOLERANCE = {torch.float64: 1e-7}
 _COARSE = 1e-3
 """Tolerance if the model does not run in float64."""
+
+_FURTHER_STEPS = {20_000: 128, 1_000_000: 32}
+"""Samples of a second step, by the largest number of parameters: what is zero for all passes no gradient back."""
 
 _FLOOR = 1e-6
 """Gradients smaller than this fraction of the largest one are measured against that fraction."""
@@ -119,7 +121,7 @@ def training_step(
         used = _exchange(model, tensors, copied)
         args, kwargs = map_tensors(inputs[0], leaf), map_tensors(dict(inputs[1]), leaf)
         wide = any(t.dtype == torch.float64 for t in tensors.values())
-        with EvenDraws(_wide if wide else in_float64) as draws, Leftovers() as leftovers:
+        with EvenDraws(run_in_float64 if wide else in_float64) as draws, Leftovers() as leftovers:
             model.train()
             before = attributes(model)
             out = results_of(call(model, args, kwargs), model, before, weights)
@@ -137,16 +139,6 @@ def training_step(
             dropped=draws.dropped,
             leftovers=leftovers.tensors(expected),
         )
-
-
-def _wide(func: Any, args: Any, kwargs: Any) -> Any:
-    """Run the ops that the engine computes in float64 itself, and those that would round; None for others."""
-    exact_args, exact_kwargs = unrounded(func, args, kwargs)
-    output = zeros.in_float64(func, exact_args, exact_kwargs)
-    output = in_float64(func, exact_args, exact_kwargs) if output is None else output
-    if output is None and (exact_args is not args or exact_kwargs is not kwargs):
-        return func(*exact_args, **exact_kwargs)
-    return output
 
 
 def _computed(model: nn.Module, weights: Collection[tuple[str, str]]) -> list[Tensor | None]:
@@ -340,16 +332,19 @@ class TrainingProof:
         self._recipes = masked_recipes(model, self._graph, masks or {})
         self._masks = masks if masks is not None else {n: r.make(dtype) != 0 for n, r in self._recipes.items()}
         self._rejected = ""
-        self._reference: Step | None = None
-        small = replace(self._graph, args=small_inputs(self._graph.args), kwargs=small_inputs(dict(self._graph.kwargs)))
-        whole = self._graph
-        for graph, samples, through in ((small, 2, True), (whole, 1, True), (whole, 2, True), (whole, None, False)):
-            self._inputs = random_inputs(graph, Trial(samples, False, dtype), batch_dim)
-            self._options: dict[str, Any] = {"through": through, "weights": self._graph.weights}
+        self._references: list[tuple[Inputs, dict[str, Any], Step]] = []
+        whole, counts = self._graph, _counts(self._graph)
+        small = replace(whole, args=small_inputs(whole.args), kwargs=small_inputs(dict(whole.kwargs)))
+        others = (whole, 1, True), (whole, 2, True), (whole, None, False)
+        for graph, samples, through in [*((small, count, True) for count in counts), *others]:
+            if self._references and samples not in counts[1:]:
+                break
+            inputs = random_inputs(graph, Trial(samples, False, dtype), batch_dim)
+            options: dict[str, Any] = {"through": through, "weights": self._graph.weights}
             try:
                 tensors = {name: recipe.make(dtype) for name, recipe in self._recipes.items()}
-                self._reference = training_step(model, tensors, self._inputs, copied=False, **self._options)
-                break
+                reference = training_step(model, tensors, inputs, copied=False, **options)
+                self._references.append((inputs, options, reference))
             except TraceError as error:
                 self._rejected = str(error)
 
@@ -359,20 +354,23 @@ class TrainingProof:
         Args:
             certificate: certificate by which train mode is exact, according to the rules.
         """
-        if self._reference is None:
+        if not self._references:
             return _withdrawn(certificate, f"Train mode was not compared: {self._rejected}")
-        try:
-            step = training_step(self._model, self._small(), self._inputs, copied=False, **self._options)
-        except TraceError as error:
-            return _withdrawn(certificate, f"The compacted model does not train as the masked one does: {error}")
-        gap, where = largest_difference(self._reference, step, self._plan, self._masks, self._replaced, self._used)
-        if not gap <= _TOLERANCE.get(self._dtype, _COARSE):  # type: ignore[arg-type]
-            note = f"Train mode is not exact: in one training step {where} differs by {gap:.1e} from the masked model."
-            return _withdrawn(certificate, note)
-        gradients = [g for g in self._reference.gradients.values() if g is not None]
-        if gradients and not any(map(_peak, gradients)):
+        peaks, dropped = [], False
+        for inputs, options, reference in self._references:
+            try:
+                step = training_step(self._model, self._small(), inputs, copied=False, **options)
+            except TraceError as error:
+                return _withdrawn(certificate, f"The compacted model does not train as the masked one does: {error}")
+            gap, where = largest_difference(reference, step, self._plan, self._masks, self._replaced, self._used)
+            if not gap <= _TOLERANCE.get(self._dtype, _COARSE):  # type: ignore[arg-type]
+                note = f"in one training step {where} differs by {gap:.1e} from the masked model."
+                return _withdrawn(certificate, f"Train mode is not exact: {note}")
+            peaks += [_peak(g) for g in reference.gradients.values() if g is not None]
+            dropped |= step.dropped
+        if peaks and not any(peaks):
             return _withdrawn(certificate, "Train mode was not compared: the gradients of the training step are zero.")
-        notes = ("Dropout was left out where train mode was compared.",) if step.dropped else ()
+        notes = ("Dropout was left out where train mode was compared.",) if dropped else ()
         return replace(certificate, notes=(*certificate.notes, *notes))
 
     def _small(self) -> dict[str, Tensor]:
@@ -390,6 +388,12 @@ class TrainingProof:
         canonical = self._graph.aliases.get(name, name)
         modules = [f"{module.module}." for module in self._plan.of(Replacement)]
         return any(n.startswith(module) for n in (name, canonical) for module in modules)
+
+
+def _counts(graph: Any) -> list[int]:
+    """Return how many samples the steps have."""
+    parameters, numbers = (sum(math.prod(v.shape) for v in values) for values in (graph.stored.values(), graph.inputs))
+    return [2, *[count for limit, count in _FURTHER_STEPS.items() if parameters < limit and numbers < 10_000][:1]]
 
 
 def _withdrawn(certificate: Certificate, note: str) -> Certificate:
