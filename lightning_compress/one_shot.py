@@ -11,8 +11,7 @@ from torch import Tensor, nn
 import engine
 from engine.bounds import check_kinds
 from engine.compensation import as_arguments, samples_in
-from engine.program import copied, stored_tensor, tensors_in
-from engine.program.defaults import own_defaults
+from engine.program import copied, own_defaults, stored_tensor, tensors_in
 from lightning_compress.selection import amounts as selection
 from lightning_compress.selection import criteria, scoring, targets
 from lightning_compress.selection.evidence import Evidence, squared_output_changes

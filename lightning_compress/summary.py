@@ -13,7 +13,7 @@ import engine
 from engine.bounds import check_kinds, is_number
 from engine.cost import Predictor
 from engine.errors import InputError
-from engine.program.defaults import own_defaults
+from engine.program import own_defaults
 from engine.progress import notice
 from lightning_compress.report.content import Section, change, human
 from lightning_compress.report.templating import render

@@ -1,6 +1,7 @@
 """The recorded program as plain data, on which all analyses build."""
 
 from engine.program.arrays import compact, support
+from engine.program.defaults import own_defaults
 from engine.program.dtensors import (
     gathered_from,
     has_shards,
@@ -25,6 +26,7 @@ __all__ = [
     "has_shards",
     "local",
     "map_tensors",
+    "own_defaults",
     "owners",
     "parts",
     "placeholders",
