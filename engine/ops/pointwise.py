@@ -95,7 +95,7 @@ def _arrays(node: Node, constants: Constants) -> dict[int, Tensor]:
 
 
 def _functional(node: Node, arrays: dict[int, Tensor]) -> Tensor:
-    """Call the out-of-place op on arrays instead of its tensors."""
+    """Call the out-of-place op on arrays instead of its tensors; of complex results only the zeros are known."""
 
     def swap(item: Any) -> Any:
         return arrays[item.index] if isinstance(item, Value) else item
@@ -105,7 +105,7 @@ def _functional(node: Node, arrays: dict[int, Tensor]) -> Tensor:
     keywords = {a.name: swap(node.args[a.name]) for a in required if a.kwarg_only and a.name in node.args}
     keywords = {name: item for name, item in keywords.items() if name not in ("generator", "out")}
     result: Tensor = getattr(torch.ops.aten, node.op)(*positional, **keywords)
-    return result
+    return torch.where(result == 0, 0.0, math.nan).double() if result.is_complex() else result
 
 
 def _at_zero(node: Node) -> float:

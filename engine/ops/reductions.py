@@ -59,6 +59,11 @@ def _add_labels(node: Node, labels: Labels) -> None:
                 labels.add(value, _without_dims(node, labels.tie(layer, dims)))
 
 
+def _spread_labels(node: Node, labels: Labels) -> None:
+    """The same, but for complex numbers, whose absolute squares are summed."""
+    (_reduce_labels if node.inputs[0].dtype.is_complex else _add_labels)(node, labels)
+
+
 def _added(node: Node) -> Iterable[Statistic]:
     return [Statistic(node.inputs[0], dim) for dim in _reduced(node)]
 
@@ -231,7 +236,7 @@ RULES = [
     ),
     Rule(
         ("std", "std_mean", "var", "var_mean"),
-        _add_labels,
+        _spread_labels,
         _zeros_add_nothing,
         _reduce_used,
         elementwise=1,

@@ -221,8 +221,10 @@ def _before(value: Value, dim: int, graph: Graph) -> tuple[Value, int] | None:
 
 
 def _cast(node: Node, constants: Constants) -> Sequence[Tensor]:
-    """Cast constants to the output's dtype, in which 0.5 may be 0."""
+    """Cast constants to the output's dtype, in which 0.5 may be 0; of complex numbers only the zeros are known."""
     array = _constants(_same)(node, constants)[0]
+    if node.output.dtype.is_complex:
+        return [torch.where(array == 0, 0.0, math.nan).double()]
     return [torch.where(array.isnan(), array, array.nan_to_num().to(node.output.dtype).double())]
 
 

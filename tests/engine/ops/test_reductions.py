@@ -114,6 +114,21 @@ def test_norms_by_hand(norm: type[nn.Module]) -> None:
     assert again.slices["stem.weight"].shape[0] == 4
 
 
+def test_a_spread_of_complex_numbers_freezes() -> None:
+    """It is the mean of absolute squares, and is not rewritten."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        x = m.stem(x)
+        spread = x.to(torch.complex128).mul(1 + 2j).var(1, keepdim=True, unbiased=False)
+        return m.head((m.scale * x * spread.rsqrt()).mean((2, 3)))
+
+    layers = {"stem": nn.Conv2d(3, 8, 1), "head": nn.Linear(8, 2)}
+    model = randomised(Net(forward, **layers))
+    model.register_parameter("scale", nn.Parameter(torch.rand(8, 1, 1, dtype=torch.float64)))
+    reasons = [group.reason or "" for group in engine.dependency_groups(model, image())]
+    assert any("runs over it" in reason for reason in reasons), reasons
+
+
 def test_norms_by_hand_whose_scales_stay() -> None:
     """What a norm returns for a masked channel is read, unless the norm's scale is masked too."""
     model = randomised(Normalised(NORMS[0]))
