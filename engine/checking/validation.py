@@ -190,7 +190,8 @@ def _numbers(node: Node, shrunk: Shrunk, rules: Registry) -> list[Demand]:
 
 def close(a: Tensor, b: Tensor) -> bool:
     """Whether two results are equal up to rounding."""
-    return torch.allclose(a.double(), b.double(), rtol=1e-9, atol=1e-9, equal_nan=True)
+    dtype = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64
+    return torch.allclose(a.to(dtype), b.to(dtype), rtol=1e-9, atol=1e-9, equal_nan=True)
 
 
 def _difference(a: Tensor, b: Tensor) -> str:

@@ -280,9 +280,9 @@ def _is_counted(expr: ast.AST, frame: FrameType) -> bool:
 
 
 def _is_tensor(expr: ast.AST, frame: FrameType) -> bool:
-    """Whether an expression is certainly a tensor: the result of an op, or computed from one."""
+    """Whether an expression is certainly a tensor: the result of an op, or computed from one; or has no sizes in it."""
     if isinstance(expr, ast.Attribute) and isinstance(_held(expr.value, frame), Tensor):
-        return expr.attr in ("T", "mT", "H", "mH", "data", "real", "imag")
+        return expr.attr not in _READS
     if isinstance(expr, (ast.Name, ast.Attribute)):
         return isinstance(_held(expr, frame), Tensor)
     if isinstance(expr, ast.Subscript):
