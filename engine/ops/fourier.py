@@ -86,17 +86,17 @@ def _all_used(node: Node, use: Use) -> None:
 # ---------------------------------------------------------------- a last dimension with the two parts
 
 
-def _apart_labels(node: Node, labels: Labels) -> None:
+def _parts_labels(node: Node, labels: Labels) -> None:
     labels.claim(node.inputs[0])
     for layer in labels.layers(node.inputs[0]):
         labels.add(node.output, layer[..., None])
 
 
-def _apart(node: Node, constants: Constants) -> Sequence[Tensor]:
+def _split(node: Node, constants: Constants) -> Sequence[Tensor]:
     return [_known_zero(constants[node.inputs[0]] == 0)[..., None]]
 
 
-def _apart_used(node: Node, use: Use) -> None:
+def _parts_used(node: Node, use: Use) -> None:
     use.add(node.inputs[0], use[node.output].any(-1))
 
 
@@ -148,7 +148,7 @@ def _whole_samples() -> Iterable[Sample]:
     yield through("from two parts", lambda x: (torch.complex(x, x.flip(2)) * torch.polar(x.abs(), x)).real)
 
 
-def _apart_samples() -> Iterable[Sample]:
+def _two_parts_samples() -> Iterable[Sample]:
     yield through("two parts in a row", _there_and_back)
 
 
@@ -169,6 +169,6 @@ RULES = [
     ),
     Rule(tuple(_PARTS), broadcast_labels, _part, _all_used, elementwise=1, samples=_part_samples),
     Rule(("complex", "polar"), broadcast_labels, _put_together, _all_used, elementwise=1, samples=_whole_samples),
-    Rule(("view_as_real",), _apart_labels, _apart, _apart_used, samples=_apart_samples),
+    Rule(("view_as_real",), _parts_labels, _split, _parts_used, samples=_two_parts_samples),
     Rule(("view_as_complex",), _joined_labels, _joined, _joined_used),
 ]

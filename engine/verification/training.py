@@ -45,8 +45,8 @@ _TOLERANCE = {torch.float64: 1e-7}
 _COARSE = 1e-3
 """Tolerance if the model does not run in float64."""
 
-_FURTHER_STEPS = {20_000: 128, 1_000_000: 32}
-"""Samples of a second step, by the largest number of parameters: what is zero for all passes no gradient back."""
+_MANY_SAMPLES = 32
+"""Of a second step of small networks: units that are zero for all samples pass no gradient back."""
 
 _FLOOR = 1e-6
 """Gradients smaller than this fraction of the largest one are measured against that fraction."""
@@ -393,7 +393,7 @@ class TrainingProof:
 def _counts(graph: Any) -> list[int]:
     """Return how many samples the steps have."""
     parameters, numbers = (sum(math.prod(v.shape) for v in values) for values in (graph.stored.values(), graph.inputs))
-    return [2, *[count for limit, count in _FURTHER_STEPS.items() if parameters < limit and numbers < 10_000][:1]]
+    return [2, _MANY_SAMPLES] if parameters < 1_000_000 and numbers < 10_000 else [2]
 
 
 def _withdrawn(certificate: Certificate, note: str) -> Certificate:

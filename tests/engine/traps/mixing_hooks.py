@@ -95,7 +95,7 @@ TRAPS = [
 
 
 def _with_few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "_FURTHER_STEPS", {})
+    monkeypatch.setattr(training, "_MANY_SAMPLES", 2)
 
 
 ABLATIONS = [
