@@ -12,7 +12,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, FrameType, GetSetDescriptorType, ModuleType
 from typing import Any
 
 import torch
@@ -36,6 +36,11 @@ _LOST = frozenset(
 
 _READS = _LOST | frozenset("nelement numel shape size __len__".split())
 """Methods and attributes that return its sizes, or numbers computed from them."""
+
+_DESCRIPTIONS = frozenset(
+    "device dtype grad_fn layout name names ndim output_nr requires_grad retains_grad".split()
+)
+"""Attributes of tensors that are neither tensors nor sizes."""
 
 _WITHOUT_TENSORS = frozenset("can_cast is_complex is_conj is_floating_point is_neg is_same_size is_tensor".split())
 """Functions of torch that return no tensor, beside those."""
@@ -280,9 +285,10 @@ def _is_counted(expr: ast.AST, frame: FrameType) -> bool:
 
 
 def _is_tensor(expr: ast.AST, frame: FrameType) -> bool:
-    """Whether an expression is certainly a tensor: the result of an op, or computed from one; or has no sizes in it."""
+    """Whether an expression is certainly a tensor: the result of an op, or computed from one."""
     if isinstance(expr, ast.Attribute) and isinstance(_held(expr.value, frame), Tensor):
-        return expr.attr not in _READS
+        is_own = isinstance(inspect.getattr_static(Tensor, expr.attr, None), GetSetDescriptorType)
+        return is_own and expr.attr not in _READS | _DESCRIPTIONS and not expr.attr.startswith("is_")
     if isinstance(expr, (ast.Name, ast.Attribute)):
         return isinstance(_held(expr, frame), Tensor)
     if isinstance(expr, ast.Subscript):

@@ -46,6 +46,7 @@ def test_what_a_number_is_computed_of() -> None:
     assert _sizes(x * half) == [2]
     assert _sizes(x * math.comb(x.shape[-1], 2)) == [8]
     assert _sizes(x * x.stride(0)) == [2, 8]
+    assert _sizes(x * (0.5 * x.ndim * x.shape[1])) == [8]
     assert _sizes(x * float(f"{x.T.shape[0]}")) == [2, 8]
 
 
