@@ -37,9 +37,7 @@ _LOST = frozenset(
 _READS = _LOST | frozenset("nelement numel shape size __len__".split())
 """Methods and attributes that return its sizes, or numbers computed from them."""
 
-_DESCRIPTIONS = frozenset(
-    "device dtype grad_fn layout name names ndim output_nr requires_grad retains_grad".split()
-)
+_DESCRIPTIONS = frozenset("device dtype grad_fn layout name names ndim output_nr requires_grad retains_grad".split())
 """Attributes of tensors that are neither tensors nor sizes."""
 
 _WITHOUT_TENSORS = frozenset("can_cast is_complex is_conj is_floating_point is_neg is_same_size is_tensor".split())

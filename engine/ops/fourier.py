@@ -43,13 +43,13 @@ def _labels(node: Node, labels: Labels) -> None:
         labels.add(node.output, layer)
 
 
-def _known_zero(zero: Tensor) -> Tensor:
+def _zero_where(zero: Tensor) -> Tensor:
     return torch.where(zero, 0.0, math.nan).double()
 
 
 def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:
     """Zero where all transformed entries are zero."""
-    return [_known_zero(uniform(constants.plain(node.inputs[0]), _dims(node)) == 0)]
+    return [_zero_where(uniform(constants.plain(node.inputs[0]), _dims(node)) == 0)]
 
 
 def _used(node: Node, use: Use) -> None:
@@ -69,13 +69,13 @@ def _zeros(node: Node, constants: Constants) -> list[Tensor]:
 
 
 def _part(node: Node, constants: Constants) -> Sequence[Tensor]:
-    return [_known_zero(_zeros(node, constants)[0])]
+    return [_zero_where(_zeros(node, constants)[0])]
 
 
-def _put_together(node: Node, constants: Constants) -> Sequence[Tensor]:
+def _of_two_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
     """Zero where the real and the imaginary part are, or the absolute value is."""
     first, second = _zeros(node, constants)
-    return [_known_zero(first if "abs" in node.args else first & second)]
+    return [_zero_where(first if "abs" in node.args else first & second)]
 
 
 def _all_used(node: Node, use: Use) -> None:
@@ -86,32 +86,32 @@ def _all_used(node: Node, use: Use) -> None:
 # ---------------------------------------------------------------- a last dimension with the two parts
 
 
-def _parts_labels(node: Node, labels: Labels) -> None:
+def _as_real_labels(node: Node, labels: Labels) -> None:
     labels.claim(node.inputs[0])
     for layer in labels.layers(node.inputs[0]):
         labels.add(node.output, layer[..., None])
 
 
-def _split(node: Node, constants: Constants) -> Sequence[Tensor]:
-    return [_known_zero(constants[node.inputs[0]] == 0)[..., None]]
+def _as_real_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
+    return [_zero_where(constants[node.inputs[0]] == 0)[..., None]]
 
 
-def _parts_used(node: Node, use: Use) -> None:
+def _as_real_used(node: Node, use: Use) -> None:
     use.add(node.inputs[0], use[node.output].any(-1))
 
 
-def _joined_labels(node: Node, labels: Labels) -> None:
+def _as_complex_labels(node: Node, labels: Labels) -> None:
     source = node.inputs[0]
     labels.claim(source)
     for layer in labels.without(source, [source.ndim - 1], f"{node!r} reads it as real and imaginary parts"):
         labels.add(node.output, layer.squeeze(-1))
 
 
-def _joined(node: Node, constants: Constants) -> Sequence[Tensor]:
-    return [_known_zero((constants[node.inputs[0]] == 0).all(-1))]
+def _as_complex_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
+    return [_zero_where((constants[node.inputs[0]] == 0).all(-1))]
 
 
-def _joined_used(node: Node, use: Use) -> None:
+def _as_complex_used(node: Node, use: Use) -> None:
     use.add(node.inputs[0], use[node.output][..., None])
 
 
@@ -148,7 +148,7 @@ def _whole_samples() -> Iterable[Sample]:
     yield through("from two parts", lambda x: (torch.complex(x, x.flip(2)) * torch.polar(x.abs(), x)).real)
 
 
-def _two_parts_samples() -> Iterable[Sample]:
+def _as_real_samples() -> Iterable[Sample]:
     yield through("two parts in a row", _there_and_back)
 
 
@@ -168,7 +168,7 @@ RULES = [
         samples=_transform_samples,
     ),
     Rule(tuple(_PARTS), broadcast_labels, _part, _all_used, elementwise=1, samples=_part_samples),
-    Rule(("complex", "polar"), broadcast_labels, _put_together, _all_used, elementwise=1, samples=_whole_samples),
-    Rule(("view_as_real",), _parts_labels, _split, _parts_used, samples=_two_parts_samples),
-    Rule(("view_as_complex",), _joined_labels, _joined, _joined_used),
+    Rule(("complex", "polar"), broadcast_labels, _of_two_constants, _all_used, elementwise=1, samples=_whole_samples),
+    Rule(("view_as_real",), _as_real_labels, _as_real_constants, _as_real_used, samples=_as_real_samples),
+    Rule(("view_as_complex",), _as_complex_labels, _as_complex_constants, _as_complex_used),
 ]

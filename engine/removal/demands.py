@@ -96,9 +96,10 @@ def _settled(shrunk: Shrunk) -> tuple[Settled, dict[str, dict[str, int]]]:
     checked, broken = list(_checked(shrunk, attribute)), tuple(_broken(shrunk, attribute))
     if all(c.met for c in checked) and not broken:
         return Settled(shrunk, (), ()), {}
-    wanted: dict[tuple[Any, ...], set[int | float]] = {}
-    for c in checked:
-        wanted.setdefault(c.place, set()).add(c.demand.wanted)
+    wanted: dict[tuple[Any, ...], set[Any]] = {}
+    for c in checked:  # a statistic is rewritten for the channels that its call loses, which all calls have to lose
+        lost = c.number if c.demand.expr is not None else None
+        wanted.setdefault(c.place, set()).add((c.demand.wanted, lost))
     pins: dict[tuple[Any, ...], Pin] = {}
     unmet: dict[int, Unmet] = {}
     wishes = _wished_by(shrunk, [unmet.node for unmet in broken if isinstance(unmet.node, Guard)])

@@ -114,8 +114,10 @@ class _Replacements:
                 return True
             case ast.Name(id=name):
                 return self._variable_may_be_called(name, branch, through)
-            case ast.Attribute():
-                held = branch.attribute(value)
+            case ast.Attribute(value=of, attr=name):
+                held, owner = branch.attribute(value), branch.attribute(of)
+                if held is None and owner is not None:  # of an object that the module holds: a configuration
+                    held = inspect.getattr_static(owner, name, None)
                 return _is_called_object(self._global(value, branch) if held is None else held)
             case ast.Call(func=ast.Name(id="getattr"), args=[owner, ast.Constant(value=str(name)), *default]):
                 attribute = ast.Attribute(owner, name, ast.Load())

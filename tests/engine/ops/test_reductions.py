@@ -129,6 +129,32 @@ def test_a_spread_of_complex_numbers_freezes() -> None:
     assert any("runs over it" in reason for reason in reasons), reasons
 
 
+def deviation(x: Tensor) -> Tensor:
+    """A function that several calls share."""
+    return x / (0.1 + x.std(1, keepdim=True))
+
+
+class SharedFunction(nn.Module):
+    """Two layers whose outputs the same function divides by their deviation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other, self.head = nn.Conv2d(3, 8, 1), nn.Conv2d(3, 8, 1), nn.Conv2d(16, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a map of scores."""
+        return self.head(torch.cat([deviation(self.one(x)), deviation(self.other(x))], 1))
+
+
+def test_a_statistic_of_calls_that_lose_different_channels_stays() -> None:
+    """It would cancel where a call loses none; where both lose as many, channels are removed."""
+    model = randomised(SharedFunction())
+    plan = check_exact(model, dead(model, {"one": [0, 1]}, bias=True), image(), image(9))
+    assert "one.weight" not in plan.slices
+    plan = check_exact(model, dead(model, {"one": [0, 1], "other": [5, 7]}, bias=True), image(), image(9))
+    assert plan.slices["one.weight"].shape[0] == plan.slices["other.weight"].shape[0] == 6
+
+
 def test_norms_by_hand_whose_scales_stay() -> None:
     """What a norm returns for a masked channel is read, unless the norm's scale is masked too."""
     model = randomised(Normalised(NORMS[0]))
