@@ -19,7 +19,7 @@ from torch import Tensor
 from engine.analysis.amounts import Amounts, agreed, none_known, other_amounts
 from engine.analysis.links import Links
 from engine.analysis.uncertain import Rare, agreeing, amounts
-from engine.program.arrays import along, compact, is_finite, support
+from engine.program.arrays import along, compact, is_finite, support, zero_where
 from engine.program.contraction import Contraction
 from engine.program.graph import Graph, Node, Value, rule_errors
 
@@ -138,7 +138,7 @@ class Constants:
         zeros_stay = self.graph.unsettled.get(value.index)
         if zeros_stay is None:
             return array
-        return compact(torch.where(array == 0, 0.0, math.nan).double()) if zeros_stay else _varies(value)
+        return compact(zero_where(array == 0)) if zeros_stay else _varies(value)
 
     def _steady(self, node: Node, constants: ConstantsOf) -> Sequence[Tensor] | None:
         """Return a rule's constants of a node that hold for all sizes of the input."""
@@ -252,11 +252,11 @@ class Constants:
             if value.name not in self.graph.maskable:
                 return _varies(value)
             masked = self.zero(value) if self._masks is not None else _zero_lines(self._stored[value.name].detach())
-            return torch.where(masked, 0.0, math.nan).double()
+            return zero_where(masked)
         if value.name is not None:
             data = self._stored[value.name].detach()
             if not _is_plain(data):
-                return torch.where(self.zero(value), 0.0, math.nan).double()
+                return zero_where(self.zero(value))
             if data.is_complex():  # only the zeros of complex numbers are tracked
                 data = torch.where(data == 0, 0.0, math.nan)
             data = data.to("cpu", torch.float64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from engine.analysis.labels import Labels
 from engine.analysis.use import Use
 from engine.ops.pointwise import broadcast_labels
 from engine.ops.shape import through
-from engine.program.arrays import align, any_over, uniform
+from engine.program.arrays import align, any_over, uniform, zero_where
 from engine.program.graph import Graph, Node
 from engine.rule import Rare, Rule, Sample
 
@@ -43,13 +42,9 @@ def _labels(node: Node, labels: Labels) -> None:
         labels.add(node.output, layer)
 
 
-def _zero_where(zero: Tensor) -> Tensor:
-    return torch.where(zero, 0.0, math.nan).double()
-
-
 def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:
     """Zero where all transformed entries are zero."""
-    return [_zero_where(uniform(constants.plain(node.inputs[0]), _dims(node)) == 0)]
+    return [zero_where(uniform(constants.plain(node.inputs[0]), _dims(node)) == 0)]
 
 
 def _used(node: Node, use: Use) -> None:
@@ -69,13 +64,13 @@ def _zeros(node: Node, constants: Constants) -> list[Tensor]:
 
 
 def _part(node: Node, constants: Constants) -> Sequence[Tensor]:
-    return [_zero_where(_zeros(node, constants)[0])]
+    return [zero_where(_zeros(node, constants)[0])]
 
 
 def _of_two_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
     """Zero where the real and the imaginary part are, or the absolute value is."""
     first, second = _zeros(node, constants)
-    return [_zero_where(first if "abs" in node.args else first & second)]
+    return [zero_where(first if "abs" in node.args else first & second)]
 
 
 def _all_used(node: Node, use: Use) -> None:
@@ -93,7 +88,7 @@ def _as_real_labels(node: Node, labels: Labels) -> None:
 
 
 def _as_real_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
-    return [_zero_where(constants[node.inputs[0]] == 0)[..., None]]
+    return [zero_where(constants[node.inputs[0]] == 0)[..., None]]
 
 
 def _as_real_used(node: Node, use: Use) -> None:
@@ -108,7 +103,7 @@ def _as_complex_labels(node: Node, labels: Labels) -> None:
 
 
 def _as_complex_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
-    return [_zero_where((constants[node.inputs[0]] == 0).all(-1))]
+    return [zero_where((constants[node.inputs[0]] == 0).all(-1))]
 
 
 def _as_complex_used(node: Node, use: Use) -> None:

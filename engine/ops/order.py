@@ -16,7 +16,7 @@ from engine.analysis.labels import Labels
 from engine.analysis.use import Use
 from engine.ops.pointwise import broadcast_labels
 from engine.ops.shape import through
-from engine.program.arrays import uniform
+from engine.program.arrays import uniform, zero_where
 from engine.program.graph import Node
 from engine.rule import Rule, Sample
 
@@ -68,7 +68,7 @@ def _constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
 def _running(node: Node, constants: Constants) -> Sequence[Tensor]:
     """Zero where all accumulated entries are zero."""
     zero = (constants[node.inputs[0]] == 0).all(_axis(node) or 0, keepdim=True)
-    return [torch.where(zero, 0.0, math.nan).double()]
+    return [zero_where(zero)]
 
 
 def _use(node: Node, use: Use) -> None:

@@ -20,7 +20,7 @@ from engine.analysis.labels import Labels
 from engine.analysis.use import Use
 from engine.ops.samples import Apply, chain, residual
 from engine.ops.shape import expanded, shape_rule, through
-from engine.program.arrays import align, support
+from engine.program.arrays import align, support, zero_where
 from engine.program.graph import Node, Value
 from engine.rule import Rule, Sample
 
@@ -105,7 +105,7 @@ def _functional(node: Node, arrays: dict[int, Tensor]) -> Tensor:
     keywords = {a.name: swap(node.args[a.name]) for a in required if a.kwarg_only and a.name in node.args}
     keywords = {name: item for name, item in keywords.items() if name not in ("generator", "out")}
     result: Tensor = getattr(torch.ops.aten, node.op)(*positional, **keywords)
-    return torch.where(result == 0, 0.0, math.nan).double() if result.is_complex() else result
+    return zero_where(result == 0) if result.is_complex() else result
 
 
 def _at_zero(node: Node) -> float:

@@ -19,7 +19,7 @@ from engine.analysis.constants import Constants
 from engine.analysis.labels import Labels
 from engine.analysis.use import Use
 from engine.ops.samples import Apply, chain
-from engine.program.arrays import support, view_array
+from engine.program.arrays import support, view_array, zero_where
 from engine.program.expressions import Apply as Computed
 from engine.program.expressions import Expr, ShapeOf
 from engine.program.graph import Graph, Node, Origin, Value
@@ -224,7 +224,7 @@ def _cast(node: Node, constants: Constants) -> Sequence[Tensor]:
     """Cast constants to the output's dtype, in which 0.5 may be 0; of complex numbers only the zeros are known."""
     array = _constants(_same)(node, constants)[0]
     if node.output.dtype.is_complex:
-        return [torch.where(array == 0, 0.0, math.nan).double()]
+        return [zero_where(array == 0)]
     return [torch.where(array.isnan(), array, array.nan_to_num().to(node.output.dtype).double())]
 
 

@@ -13,6 +13,7 @@ from engine.analysis.constants import Constants
 from engine.analysis.labels import Labels
 from engine.analysis.use import Use
 from engine.ops.shape import move_labels, shape_rule, source_of, through
+from engine.program.arrays import zero_where
 from engine.program.graph import Node
 from engine.rule import Rule, Sample
 
@@ -128,7 +129,7 @@ def _pasted_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
     """Only zero propagates, since patches overlap unevenly."""
     source = source_of(node)
     blocks = constants.along(source, source.ndim - 2).view(-1, _kernel(node))
-    return [_channels(torch.where((blocks == 0).all(1), 0.0, math.nan).double(), node.output.ndim)]
+    return [_channels(zero_where((blocks == 0).all(1)), node.output.ndim)]
 
 
 def _pasted_use(node: Node, use: Use) -> None:

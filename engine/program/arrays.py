@@ -28,6 +28,7 @@ __all__ = [
     "support",
     "uniform",
     "view_array",
+    "zero_where",
 ]
 
 
@@ -219,3 +220,16 @@ def same_entries(one: Tensor, other: Tensor) -> bool:
     if torch.equal(one, other):
         return True
     return one.is_floating_point() and bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def zero_where(zero: Tensor) -> Tensor:
+    """Return constants of which only the zeros are known: 0 there, and NaN where the value varies.
+
+    Args:
+        zero: bool, where the value is zero.
+
+    Example:
+        >>> zero_where(torch.tensor([True, False]))
+        tensor([0., nan], dtype=torch.float64)
+    """
+    return torch.where(zero, 0.0, math.nan).double()
