@@ -7,7 +7,7 @@ import builtins
 import functools
 import inspect
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, MethodType
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from engine.flow.branches import RESULT
+from engine.flow.choices import Choices
 from engine.numbers.sized_places import is_at
 from engine.source.bindings import bindings, path_of
 from engine.source.callees import attribute_of, functions_run_by, inherited, items, parts
@@ -22,7 +23,7 @@ from engine.source.function_text import syntax_of
 from engine.source.model_code import code_of
 from engine.source.syntax import nodes_of
 
-__all__ = ["Choices", "PassedArguments", "Reader", "are_options", "passed_arguments", "read"]
+__all__ = ["PassedArguments", "Reader", "are_options", "passed_arguments", "read"]
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -35,28 +36,6 @@ _TRANSPARENT = (
 SomeReader = TypeVar("SomeReader", bound="Reader")
 
 _DECISIONS = (ast.BoolOp, ast.Compare, ast.UnaryOp)
-
-
-@dataclass(frozen=True)
-class Choices:
-    """What code chooses differently for other inputs.
-
-    Attributes:
-        functions: functions that contain such choices, and their callers.
-        sized: places, as files and lines, where code decides by sizes that differ between inputs.
-        expressions: parts of conditional expressions that did not run, and may run for other inputs.
-        variables: by code of the function, the variables to which code that did not run assigns a number, or `RESULT`.
-    """
-
-    functions: Sequence[FunctionType | MethodType] = ()
-    sized: Collection[str] = ()
-    expressions: frozenset[ast.AST] = frozenset()
-    variables: Mapping[CodeType, Collection[str]] = field(default_factory=dict)
-
-    @functools.cached_property
-    def codes(self) -> frozenset[CodeType]:
-        """The code of the functions."""
-        return frozenset(function.__code__ for function in self.functions)
 
 
 @dataclass(frozen=True)
@@ -201,7 +180,7 @@ class Reader:
     def passed(self) -> Iterator[tuple[FunctionType | MethodType, frozenset[str]]]:
         """Yield the functions and methods that are called with such arguments, and the names of these there."""
         for call in _calls(self.tree):
-            if not any(map(self.follows, (*call.args, *(keyword.value for keyword in call.keywords)))):
+            if not self._receives_argument(call):
                 continue
             first = [a for a in call.args[:1] if not (isinstance(a, ast.Name) and a.id == self._self_name)]
             wrapped = [(function, call.args[1:]) for function in first]  # checkpoint(block, x, flag)
@@ -260,8 +239,7 @@ class Reader:
                 return True
             if isinstance(value.func, ast.Attribute) and self.follows(value.func.value):
                 return True
-            parts = (*value.args, *(keyword.value for keyword in value.keywords))
-            if not any(map(self.follows, parts)):
+            if not self._receives_argument(value):
                 return False
             return isinstance(value.func, ast.Name) and value.func.id in vars(builtins) or self.returns_argument(value)
         if isinstance(value, ast.Attribute) and path_of(value) in self.names:
@@ -270,15 +248,19 @@ class Reader:
         return isinstance(value, _TRANSPARENT) and any(map(self.follows, inner))
 
     def returns_argument(self, call: ast.Call) -> bool:
-        """Whether a call with such arguments creates an object from them, or runs a function that returns them."""
+        """Whether a call creates an object from such arguments or choices, or runs a function that returns them."""
         for candidate in self._candidates(call.func):
             if isinstance(candidate, type) and not issubclass(candidate, (nn.Module, Tensor)):
-                return True
+                if self._receives_argument(call) or self.choices.are_in_class(candidate):
+                    return True
         callees = () if self.is_module(call.func) else self._callees(call.func, call.args)
         return any(
             self._function_returns_argument(callee, frozenset(self._arguments(callee, rest, call.keywords)))
             for callee, rest in callees
         )
+
+    def _receives_argument(self, call: ast.Call) -> bool:
+        return any(map(self.follows, (*call.args, *(keyword.value for keyword in call.keywords))))
 
     def _function_returns_argument(self, callee: FunctionType | MethodType, names: frozenset[str]) -> bool:
         """Whether a function that receives such arguments under some names returns one; a recursive one does not."""

@@ -12,8 +12,9 @@ from typing import Any
 
 from torch import nn
 
-from engine.flow.argument_flow import Choices, Reader, read
+from engine.flow.argument_flow import Reader, read
 from engine.flow.branches import RESULT
+from engine.flow.choices import Choices
 from engine.source.bindings import FILLS, bindings
 from engine.source.callees import items
 from engine.source.syntax import nodes_of

@@ -10,8 +10,9 @@ from types import CodeType
 
 from torch import Tensor, nn
 
-from engine.flow.argument_flow import Choices, Reader, read
+from engine.flow.argument_flow import Reader, read
 from engine.flow.branches import RESULT
+from engine.flow.choices import Choices
 from engine.source.syntax import nodes_of, span_of
 
 __all__ = ["Span", "chosen_calls"]

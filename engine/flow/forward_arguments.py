@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from engine.flow.argument_flow import Choices, PassedArguments, are_options, passed_arguments
+from engine.flow.argument_flow import PassedArguments, are_options, passed_arguments
+from engine.flow.choices import Choices
 from engine.numbers.sized_places import has_place
 from engine.program.trees import tensors_in
 from engine.source.callees import own_calls

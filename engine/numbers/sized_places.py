@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 from collections.abc import Collection
 from types import CodeType
 
@@ -44,4 +45,5 @@ def has_place(code: CodeType, places: Collection[str]) -> bool:
 @functools.cache
 def _places(code: CodeType) -> tuple[str, ...]:
     lines = dict.fromkeys(line for _, _, line in code.co_lines() if line is not None)
-    return tuple(f"{code.co_filename}:{line}" for line in lines)
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return (*(f"{code.co_filename}:{line}" for line in lines), *itertools.chain.from_iterable(map(_places, inner)))

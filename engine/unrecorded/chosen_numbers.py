@@ -7,8 +7,8 @@ import builtins
 from collections.abc import Iterable, Mapping
 from types import CodeType
 
-from engine.flow.argument_flow import Choices
 from engine.flow.branches import RESULT
+from engine.flow.choices import Choices
 from engine.flow.chosen_calls import Span, chosen_calls
 from engine.flow.forward_arguments import functions_that_choose
 from engine.numbers.sizes import booleans_in, numbers_in

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from engine.bounds import is_number
 from engine.flow.effects import names_read
 from engine.observations.dataflow import Dataflow
 from engine.observations.recorded_runs import RecordedRuns
@@ -20,6 +21,8 @@ from engine.source.syntax import compares_with_none, nodes_of
 from engine.unrecorded.untaken import UntakenBranch
 
 __all__ = ["parameters_instead", "values_instead"]
+
+_NUMERIC = frozenset(function.__name__ for function in (abs, bool, float, int, len, max, min, round, sum))
 
 
 def values_instead(branch: UntakenBranch, runs: RecordedRuns, dataflow: Dataflow) -> Iterator[Value]:
@@ -40,7 +43,7 @@ def values_instead(branch: UntakenBranch, runs: RecordedRuns, dataflow: Dataflow
         yield from (value for name in names_read(other) for value in branch.values_of(name, runs.stored))
     results = [*_results_of_ops(branch, other, dataflow), *_results_of_modules(branch, other, dataflow)]
     yield from results
-    if isinstance(other, ast.Call) and not results:  # a method or a function of the model's
+    if isinstance(other, ast.Call) and not (results or _is_numeric(branch, other, runs)):  # the model's own function
         yield from values_around(branch.owner, runs.modules, dataflow)
 
 
@@ -61,6 +64,23 @@ def _stands_in(branch: UntakenBranch) -> bool:
     own, test = branch.branch.nodes[0], branch.branch.test
     is_compared = isinstance(test, ast.Compare) and compares_with_none(test) and isinstance(test.left, ast.Name)
     return is_compared and isinstance(own, ast.Name) and own.id == test.left.id  # type: ignore[union-attr]
+
+
+def _is_numeric(branch: UntakenBranch, expr: ast.expr, runs: RecordedRuns) -> bool:
+    """Whether a side is computed by Python's own functions and operators from what holds no tensors."""
+    match expr:
+        case ast.Constant():
+            return True
+        case ast.Name(id=name):
+            return not (branch.values_of(name, runs.stored) or branch.holds_unread(name, runs.stored))
+        case ast.Attribute():
+            return is_number(branch.attribute(expr))
+        case ast.Call(func=ast.Name(id=name)) if name not in _NUMERIC:
+            return False
+        case ast.Call(func=ast.Name(), keywords=[]) | ast.Tuple() | ast.List() | ast.BinOp() | ast.UnaryOp():
+            parts = expr.args if isinstance(expr, ast.Call) else ast.iter_child_nodes(expr)
+            return all(_is_numeric(branch, part, runs) for part in parts if isinstance(part, ast.expr))
+    return False
 
 
 def _results_of_ops(branch: UntakenBranch, expr: ast.expr, dataflow: Dataflow) -> Iterator[Value]:

@@ -15,9 +15,9 @@ from typing import Any
 
 from torch import nn
 
-from engine.flow.argument_flow import Choices
 from engine.flow.branches import RESULT
 from engine.flow.called_variables import HeldCall, held_calls, is_called, items_in
+from engine.flow.choices import Choices
 from engine.flow.forward_arguments import functions_that_choose
 from engine.observations.assumptions import Assumptions
 from engine.observations.dataflow import Dataflow

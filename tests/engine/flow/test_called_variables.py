@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.flow.argument_flow import Choices
 from engine.flow.called_variables import held_calls, is_called
+from engine.flow.choices import Choices
 
 
 class Net(nn.Module):

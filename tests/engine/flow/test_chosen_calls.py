@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.flow.argument_flow import Choices
+from engine.flow.choices import Choices
 from engine.flow.chosen_calls import chosen_calls
 from engine.source.function_text import syntax_of
 

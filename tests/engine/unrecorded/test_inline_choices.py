@@ -47,7 +47,31 @@ class Bound(_Net):
         return self.leave((h if self.early else g).cos())
 
 
-@pytest.mark.parametrize(("cls", "whole"), [(OfVariables, True), (OfResults, True), (Bound, False)])
+class Smallest(_Net):
+    """Chooses between two ways to compute a number from sizes."""
+
+    def forward(self, x: Tensor) -> Any:
+        """Return logits."""
+        h = self.first(x).sigmoid()
+        sizes = (len(x), x.shape[1])
+        self.window = torch.min(torch.tensor(sizes)) if torch.jit.is_tracing() else min(sizes)
+        return self.leave(self.second(h).sigmoid())
+
+
+class SmallestOfFeatures(_Net):
+    """Picks one of two features by Python's own function."""
+
+    def forward(self, x: Tensor) -> Any:
+        """Return logits."""
+        h = self.first(x).sigmoid()
+        g = self.second(h).sigmoid()
+        return self.leave(h if torch.jit.is_tracing() else max(g, h, key=lambda t: float(t.sum())))
+
+
+@pytest.mark.parametrize(
+    ("cls", "whole"),
+    [(OfVariables, True), (OfResults, True), (Bound, False), (Smallest, False), (SmallestOfFeatures, True)],
+)
 def test_both_sides_are_kept(cls: type[nn.Module], whole: bool) -> None:
     """A reader that may get either value needs all channels of both."""
     model, x = cls(), torch.randn(2, 3)
