@@ -301,11 +301,11 @@ class FunctionBranches:
         return self.ran(node, ran) and self._is_outside(self._of_conditions, node, ran)
 
     def _is_outside(self, branches: Sequence[Branch], node: ast.AST, ran: set[int]) -> bool:
-        """Whether a syntax node is outside of those of some branches that did not run."""
+        """Whether a node, with or without offsets of its own, is outside of branches that did not run."""
         if node not in self._offsets_of:
             self._offsets_of[node] = self._offsets(node)
-        offsets = self._offsets_of[node]
-        return not offsets or not any(offsets <= p.offsets and ran.isdisjoint(p.offsets) for p in branches)
+        offsets, idle = self._offsets_of[node], (branch for branch in branches if ran.isdisjoint(branch.offsets))
+        return not any(offsets <= branch.offsets if offsets else branch.contains(node) for branch in idle)
 
     def _offsets(self, *nodes: ast.AST) -> frozenset[int]:
         ranges = [((n.lineno, n.col_offset), (n.end_lineno, n.end_col_offset)) for n in nodes if hasattr(n, "lineno")]  # type: ignore[attr-defined]

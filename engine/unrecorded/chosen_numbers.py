@@ -17,7 +17,8 @@ from engine.observations.dataflow import Dataflow
 from engine.observations.recorded_runs import RecordedRuns
 from engine.observations.surroundings import is_own_op, use_values_around_code
 from engine.program.places import shown_place
-from engine.source.syntax import nodes_of
+from engine.source.function_text import syntax_of
+from engine.source.syntax import nodes_of, span_of
 from engine.unrecorded.untaken import UntakenBranch
 
 __all__ = ["assume_other_numbers"]
@@ -111,7 +112,14 @@ def _assume_beside_ops(
     """Extend the assumptions for chosen numbers that no op receives: those for a list, a loop, or a new tensor."""
     spans = {(node.site.code, node.site.span) for node in dataflow.nodes if node.site is not None}
     for code, own in calls.items():
-        ran = {span for span in own if runs.coverage.package_lines.ran(code, span[0][0], span[1][0])}
+        tree = syntax_of(code)
+        nodes = {span_of(node): node for node in nodes_of(tree, ast.expr, ast.AugAssign)} if tree is not None else {}
+        ran = {
+            span
+            for span in own
+            if runs.coverage.package_lines.ran(code, span[0][0], span[1][0])
+            and (span not in nodes or runs.coverage.ran(code, nodes[span]))  # other analyses follow what did not run
+        }
         beside = [own[span] for span in ran if (code, span) not in spans]
         for node in dataflow.nodes if beside else ():
             if node.site is not None and node.site.code is code:
