@@ -28,7 +28,7 @@ from engine.numbers.coefficients import coefficients
 from engine.program.arrays import is_finite
 from engine.program.storages import storage_of
 from engine.program.stored import HISTORY, PART, modules_of, parameters_of, stored_tensors
-from engine.source.attribute_writes import EVERYTHING, written_attributes, written_by_modules
+from engine.source.attribute_writes import EVERYTHING, assigned_attributes, written_attributes, written_by_modules
 from engine.source.instructions import arguments_of
 from engine.source.model_code import code_of, codes_of, module_namespaces
 
@@ -73,6 +73,7 @@ class MutableState:
         opaque: Collection[str] = (),
     ) -> None:
         self._written = written_attributes(model)
+        self._assigned = assigned_attributes(model)
         self._by_modules = written_by_modules(model)
         self._constants = tuple(constants or ())
         self._matched: set[str] = set()
@@ -186,15 +187,16 @@ class MutableState:
 
     def _look_at_attributes(self, prefix: str, module: nn.Module) -> None:
         for name, _ in coefficients(module):
-            if not (name in self._written[type(module)] or self.declared(prefix + name)):
+            if not (name in self._assigned[type(module)] or self.declared(prefix + name)):
                 self.coefficients[prefix.removesuffix("."), name] = module
         for name, value in vars(module).items():
             if name in _OF_EVERY_MODULE:
                 continue
+            is_set = name in (self._assigned if _is_immutable(value) else self._written)[type(module)]
             if (isinstance(value, _SETTABLE) or is_list_of_numbers(value)) and not self.declared(prefix + name):
-                if name in self._written[type(module)] and not isinstance(module, torch.jit.ScriptModule):
+                if is_set and not isinstance(module, torch.jit.ScriptModule):
                     self.attributes.append(Attribute(prefix.removesuffix("."), module, name))
-            elif is_choice(value) and name in self._written[type(module)] and not self.declared(prefix + name):
+            elif is_choice(value) and is_set and not self.declared(prefix + name):
                 self._choices.add((prefix.removesuffix("."), name))
             if isinstance(value, _PLAIN):
                 continue
@@ -210,6 +212,11 @@ class MutableState:
 
 _SETTABLE = (type(None), bool, int, float, str, Enum)
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type, types.ModuleType, types.FunctionType)
+
+
+def _is_immutable(value: Any) -> bool:
+    """Whether only an assignment changes what an attribute holds: a number, a text, or a tuple of some."""
+    return isinstance(value, _SETTABLE) or (type(value) is tuple and _is_flat(value))
 
 
 def _is_understood(module: nn.Module, name: str, written: Collection[str], by_modules: Collection[str]) -> bool:

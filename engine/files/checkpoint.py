@@ -356,11 +356,11 @@ def _names(weights: Mapping[str, Any]) -> set[str]:
 
 
 def _part(weights: Mapping[str, Any], prefix: str) -> OrderedDict[str, Any]:
-    """Return the tensors of a part of a model under relative names, with the versions of its modules."""
+    """Return the tensors and extra states of a part of a model under relative names, with its modules' versions."""
     state_dict = OrderedDict(
         (str(name).removeprefix(prefix), value)
         for name, value in weights.items()
-        if isinstance(value, Tensor) and str(name).startswith(prefix)
+        if str(name).startswith(prefix) and (isinstance(value, Tensor) or is_span(str(name)))
     )
     metadata: Mapping[str, Any] = getattr(weights, "_metadata", None) or {}
     inside = [(f"{name}." if name else "", own) for name, own in metadata.items()]

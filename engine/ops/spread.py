@@ -37,7 +37,7 @@ def _marked(cls: Hashable) -> type[nn.Module]:
     assert isinstance(cls, type) and issubclass(cls, nn.Module)
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Tensor:
-        output: Tensor = _mark(cls.forward(self, *args, **kwargs), self._spread_dim)
+        output: Tensor = _mark(cls.forward(self, *args, **kwargs), self._engine_spread_dim)
         return output
 
     return derived(cls, {"forward": forward}, _marked)  # type: ignore[arg-type]
@@ -55,13 +55,13 @@ def separate_layers(model: nn.Module, layers: Mapping[str, int]) -> Iterator[Non
     classes = {module: type(module) for module in dims_by_module}
     for module, dim in dims_by_module.items():
         module.__class__ = _marked(classes[module])  # type: ignore[arg-type, assignment]
-        vars(module)["_spread_dim"] = dim
+        vars(module)["_engine_spread_dim"] = dim
     try:
         yield
     finally:
         for module, cls in classes.items():
             module.__class__ = cls
-            del vars(module)["_spread_dim"]
+            del vars(module)["_engine_spread_dim"]
 
 
 def _labels(node: Node, labels: Labels) -> None:

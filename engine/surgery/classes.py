@@ -28,12 +28,13 @@ def derived(
 
     Args:
         cls: the base class.
-        members: attributes and methods of the subclass.
+        members: attributes and methods of the subclass. Attributes begin with ``_engine_``: the base class, its
+            subclasses and its instances may have any other.
         maker: a function of a Python module that returns the subclass, given ``cls`` and the recipe.
         recipe: further arguments of ``maker``, which can be pickled.
         beside: the class that ``super()`` refers to in the forward of ``cls``, instead of its base class.
     """
-    own = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_made_by": (maker, (cls, *recipe))}
+    own = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_engine_made_by": (maker, (cls, *recipe))}
     bases = (cls,) if beside is None else (cls, beside)
     subclass: type[nn.Module] = _metaclass(type(cls))(cls.__name__, bases, {**members, **own})
     return subclass
@@ -58,8 +59,8 @@ def original(cls: type[nn.Module]) -> type[nn.Module]:
         >>> original(nn.Linear)
         <class 'torch.nn.modules.linear.Linear'>
     """
-    while "_made_by" in vars(cls):
-        cls = vars(cls)["_made_by"][1][0]
+    while "_engine_made_by" in vars(cls):
+        cls = vars(cls)["_engine_made_by"][1][0]
     return cls
 
 
@@ -110,5 +111,5 @@ def legible(text: str, label: str, function: FunctionType) -> FunctionType:
 
 
 def _call(cls: Any) -> tuple[Callable[..., type], tuple[Any, ...]]:
-    reduction: tuple[Callable[..., type], tuple[Any, ...]] = cls._made_by
+    reduction: tuple[Callable[..., type], tuple[Any, ...]] = cls._engine_made_by
     return reduction

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from engine.errors import CheckpointError
 
-__all__ = ["SPAN", "Spanning", "check_spans", "is_span", "weights_of"]
+__all__ = ["SPAN", "Spanning", "check_spans", "is_span", "span_base", "weights_of"]
 
 SPAN = "_extra_state"
 """Last part of the name in a state dict, which torch prescribes."""
@@ -25,11 +25,11 @@ SPAN = "_extra_state"
 class Spanning(nn.Module):
     """Base of classes whose statistics span more channels than remain; state dicts without the number load, too."""
 
-    _spans: tuple[float, ...]
+    _engine_spans: tuple[float, ...]
 
     def get_extra_state(self) -> Tensor:
         """Return how many channels the statistics span."""
-        return torch.tensor(type(self)._spans)
+        return torch.tensor(type(self)._engine_spans)
 
     def set_extra_state(self, state: Any) -> None:
         """Do nothing: the number has been compared before."""
@@ -51,12 +51,22 @@ class Spanning(nn.Module):
         error_msgs += _differences(self, prefix, state_dict)
 
 
+def span_base(cls: type[nn.Module]) -> type[nn.Module] | None:
+    """Return the base that puts the number into state dicts; None for a class with an extra state of its own.
+
+    Example:
+        >>> span_base(nn.LayerNorm) is Spanning
+        True
+    """
+    return Spanning if cls.get_extra_state is nn.Module.get_extra_state else None
+
+
 def _differences(module: Spanning, prefix: str, weights: Mapping[str, Any]) -> Iterator[str]:
     """Yield differences between a module's number of channels and that in a state dict."""
     own = module.get_extra_state()
     state = weights.get(prefix + SPAN, own)
     if not isinstance(state, Tensor) or not torch.equal(state.detach().cpu().to(own.dtype), own):
-        sizes = ", ".join(f"{size:g}" for size in type(module)._spans)
+        sizes = ", ".join(f"{size:g}" for size in type(module)._engine_spans)
         yield f"{prefix[:-1]!r} keeps the statistics of {sizes} channels, and {prefix + SPAN!r} says {state}."
 
 

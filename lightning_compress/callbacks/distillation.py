@@ -161,7 +161,7 @@ class Distillation(CompressionCallback):
             return _frozen_copy(self.teacher)
         assert self.teacher is not None
         path = os.fspath(self.teacher)
-        cls = next(c for c in type(pl_module).__mro__ if "_made_by" not in vars(c))
+        cls = next(c for c in type(pl_module).__mro__ if "_engine_made_by" not in vars(c))
         try:
             if is_compacted_file(path):
                 whole: Any = load_compacted(path, cls, map_location="cpu")

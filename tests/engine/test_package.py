@@ -297,10 +297,12 @@ def test_private_attributes_of_others_are_listed_with_a_reason() -> None:
     """In docs/design.md, those of torch's and Lightning's objects; what is listed is used."""
     used: set[str] = set()
     own = {
-        "_made_by",
-        "_spread_dim",
-        "_spread_fill",
-        "_spread_table",
+        "_engine_made_by",
+        "_engine_size",
+        "_engine_spans",
+        "_engine_spread_dim",
+        "_engine_spread_fill",
+        "_engine_spread_table",
         "_unpinned",
     }  # members of classes made at run time
     own |= {"_asdict", "_replace", "_getframe"}  # of Python, and documented

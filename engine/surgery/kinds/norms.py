@@ -24,7 +24,7 @@ from engine.program.stored import distinct_modules, modules_of
 from engine.surgery.classes import derived, moved
 from engine.surgery.exchange import Change, Decision, Exchange
 from engine.surgery.full_width import FullGroups, FullWidth, modules_with, norms_over
-from engine.surgery.spans import Spanning
+from engine.surgery.spans import span_base
 
 __all__ = [
     "NarrowedNorm",
@@ -85,7 +85,7 @@ def _norms_of(forward: FunctionType) -> set[Callable[..., Tensor]]:
 def _wide_class(cls: Hashable, size: int, with_fill: bool) -> type[nn.Module]:
     assert isinstance(cls, type) and issubclass(cls, nn.Module)
     caller = _caller(cls)
-    members = {"_plain": cls, "_size": size, "_spans": (size,)}
+    members = {"_engine_plain": cls, "_engine_size": size, "_engine_spans": (size,)}
     if caller is not None and cls.forward is not caller.forward:  # delegates to the base class
         return derived(cls, members, _wide_class, size, with_fill, beside=_wide_class(caller, size, with_fill))  # type: ignore[arg-type]
     forward = cls.forward
@@ -96,12 +96,12 @@ def _wide_class(cls: Hashable, size: int, with_fill: bool) -> type[nn.Module]:
     names |= {n: getattr(functional, norm.__name__) for n, v in space.items() for norm in _NORMS if v is norm}
     wide_forward = moved(forward, f"{forward.__qualname__}_{size}{'_filled' * with_fill}", names)
     members |= {"forward": wide_forward}
-    return derived(cls, members, _wide_class, size, with_fill, beside=Spanning)  # type: ignore[arg-type]
+    return derived(cls, members, _wide_class, size, with_fill, beside=span_base(cls))  # type: ignore[arg-type]
 
 
 def _plain(cls: Any) -> Any:
     """Return the original class of a norm that lost channels."""
-    return vars(cls).get("_plain", cls) if isinstance(cls, type) else cls
+    return vars(cls).get("_engine_plain", cls) if isinstance(cls, type) else cls
 
 
 def filled_squares(module: nn.Module) -> float:
@@ -123,7 +123,11 @@ def is_root_mean_square(cls: Any) -> bool:
 
 def spans_of(model: nn.Module) -> dict[str, int]:
     """Return the number of channels that the statistics of each narrowed norm span, by name."""
-    return {name: vars(type(m))["_size"] for name, m in distinct_modules(model).items() if "_plain" in vars(type(m))}
+    return {
+        name: vars(type(m))["_engine_size"]
+        for name, m in distinct_modules(model).items()
+        if "_engine_plain" in vars(type(m))
+    }
 
 
 @dataclass(frozen=True)
@@ -163,7 +167,7 @@ def plain_norms(model: nn.Module) -> Iterator[None]:
 
     Recorded like this, each is a norm over its remaining channels and may lose more; the removed ones are constant.
     """
-    classes = {m: type(m) for _, m in modules_of(model) if "_plain" in vars(type(m))}
+    classes = {m: type(m) for _, m in modules_of(model) if "_engine_plain" in vars(type(m))}
     for module in classes:
         module.__class__ = _plain(type(module))
     try:
@@ -268,12 +272,12 @@ class NarrowedNorm(Exchange):
 
 def _earlier(module: nn.Module, cls: type) -> NarrowedNorm | None:
     """Return the earlier exchange of a norm that has lost channels."""
-    if "_plain" not in vars(cls):
+    if "_engine_plain" not in vars(cls):
         return None
     span = getattr(module, _attribute(module))
     kept = module.num_channels if isinstance(module, nn.GroupNorm) else span[0]
     groups = module.num_groups if isinstance(module, nn.GroupNorm) else 1
-    return NarrowedNorm("", cls._size, int(kept), getattr(span, "fill", None), int(groups))  # type: ignore[attr-defined]
+    return NarrowedNorm("", cls._engine_size, int(kept), getattr(span, "fill", None), int(groups))  # type: ignore[attr-defined]
 
 
 def _attribute(module: nn.Module) -> str:

@@ -21,7 +21,7 @@ from engine.source.sites import Site
 from engine.surgery.classes import derived
 from engine.surgery.edits import MEAN, STATISTICS, Pin, edited, original, place_of, rebuilt, source_hash
 from engine.surgery.exchange import Change, Decision, Exchange
-from engine.surgery.spans import Spanning
+from engine.surgery.spans import span_base
 
 __all__ = ["Pinned", "divisors", "is_pinned", "pin_of", "pinned_class"]
 
@@ -141,7 +141,7 @@ def _merged(earlier: Iterable[Pin], later: Iterable[Pin]) -> tuple[Pin, ...]:
 
 def _pinned(cls: type) -> tuple[type[nn.Module], tuple[Pin, ...]]:
     """Return the class that the user wrote and its pins, without names of modules."""
-    class_and_pins: tuple[type[nn.Module], tuple[Pin, ...]] = vars(cls).get("_pinned", (cls, ()))
+    class_and_pins: tuple[type[nn.Module], tuple[Pin, ...]] = vars(cls).get("_engine_pinned", (cls, ()))
     return class_and_pins
 
 
@@ -174,8 +174,8 @@ def _made_class(cls: Hashable, pins: tuple[Pin, ...]) -> type[nn.Module]:
         methods.setdefault(pin.method, []).append(pin)
     members: dict[str, Any] = {name: _rebuilt_method(cls, name, group) for name, group in methods.items()}
     spans = tuple(sorted({pin.value for pin in pins if pin.operator in STATISTICS}))
-    own = {"_pinned": (cls, pins), "_spans": spans}
-    return derived(cls, {**members, **own}, pinned_class, pins, beside=Spanning if spans else None)
+    own = {"_engine_pinned": (cls, pins), "_engine_spans": spans}
+    return derived(cls, {**members, **own}, pinned_class, pins, beside=span_base(cls) if spans else None)
 
 
 def _rebuilt_method(cls: type, name: str, pins: list[Pin]) -> FunctionType:

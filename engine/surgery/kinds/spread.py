@@ -100,11 +100,11 @@ class Spread(Exchange):
         """
         module = change.module(self.module)
         kind = change.class_of(module)
-        if getattr(kind, "_spreads", False):
+        if getattr(kind, "_engine_spreads", False):
             raise PlanError(_TWICE.format(self.module))
-        change.become(module, _spreading(kind), {"_spread_dim": self.dim})  # type: ignore[arg-type]
+        change.become(module, _spreading(kind), {"_engine_spread_dim": self.dim})  # type: ignore[arg-type]
         device = next((p.device for p in module.parameters()), None)
-        for name, tensor in (("_spread_table", self.table), ("_spread_fill", self.fill)):
+        for name, tensor in (("_engine_spread_table", self.table), ("_engine_spread_fill", self.fill)):
             change.add(functools.partial(_register, module, name, tensor.to(device)))
 
 
@@ -128,6 +128,11 @@ def _spreading(cls: Hashable) -> type[nn.Module]:
     assert isinstance(cls, type) and issubclass(cls, nn.Module)
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Tensor:
-        return _spread_out(cls.forward(self, *args, **kwargs), self._spread_dim, self._spread_table, self._spread_fill)
+        return _spread_out(
+            cls.forward(self, *args, **kwargs),
+            self._engine_spread_dim,
+            self._engine_spread_table,
+            self._engine_spread_fill,
+        )
 
-    return derived(cls, {"forward": forward, "_spreads": True}, _spreading)  # type: ignore[arg-type]
+    return derived(cls, {"forward": forward, "_engine_spreads": True}, _spreading)  # type: ignore[arg-type]

@@ -113,3 +113,19 @@ def test_the_history_of_a_compaction_is_no_state(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(mutable_state, "_held", held)
     MutableState(model)
     assert PART in vars(model[0]) and not any(value is vars(model[0])[PART] for value in looked)
+
+
+class _Dilated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift, self.items, self.sizes = 2, [1, 2], (3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x[self.shift :] + x.view(self.sizes) + self.items[0]
+        y += 1
+        return y
+
+
+def test_what_is_written_to_is_no_number() -> None:
+    """Nothing but an assignment changes a number or a tuple, whatever is written in place; a list may change."""
+    assert {name for _, name in MutableState(_Dilated()).set_later} == {"items"}

@@ -7,6 +7,7 @@ import io
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -185,3 +186,31 @@ def test_a_state_dict_with_another_span_changes_nothing() -> None:
         fresh.load_state_dict(state)
     assert type(fresh.norm) is nn.LayerNorm and before.keys() == fresh.state_dict().keys()
     assert all(torch.equal(tensor, before[name]) for name, tensor in fresh.state_dict().items())
+
+
+class _Versioned(RootMeanSquare):
+    def get_extra_state(self) -> Any:
+        return {"version": 2}
+
+    def set_extra_state(self, state: Any) -> None:
+        assert state == {"version": 2}
+
+
+class _VersionedNorm(nn.LayerNorm):
+    def get_extra_state(self) -> Any:
+        return {"version": 2}
+
+    def set_extra_state(self, state: Any) -> None:
+        assert state == {"version": 2}
+
+
+@pytest.mark.parametrize("norm", [_Versioned, _VersionedNorm])
+def test_an_extra_state_of_the_users_stays(norm: Callable[[int], nn.Module], tmp_path: Path) -> None:
+    """It is no number of channels, and loads as before."""
+    net, x = small(norm), torch.randn(5, 3)
+    assert net.state_dict()[f"norm.{SPAN}"] == weights_of(net)[f"norm.{SPAN}"] == {"version": 2}
+    fresh = engine.compactable(Net(norm).eval())
+    fresh.load_state_dict(net.state_dict())
+    torch.save(net.state_dict(), tmp_path / "small.pt")
+    assert all(torch.equal(other(x), net(x)) for other in (fresh, pickle.loads(pickle.dumps(net))))
+    assert torch.equal(engine.load_compacted_state(Net(norm).eval(), tmp_path / "small.pt")(x), net(x))

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from engine.alternatives import arguments
 from engine.flow.argument_flow import PassedArguments
 from engine.unrecorded import unreached
-from tests.engine.traps.trap import Ablation, Trap, Use
+from tests.engine.traps.trap import Ablation, Trap, Use, once
 
 __all__ = ["ABLATIONS", "TRAPS"]
 
@@ -182,6 +182,45 @@ def _after(act: str) -> Use:
     return use
 
 
+class ScaledNorm(nn.LayerNorm):
+    """A norm with attributes and methods of its own."""
+
+    _size, _spans, _pinned = 0.5, 0.25, 2.0
+
+    def _plain(self, h: Tensor) -> Tensor:
+        return h * self._size + self._spans * self._pinned
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Return features."""
+        return super().forward(self._plain(h))
+
+
+class MeanSquare(nn.Module):
+    """A norm written out, with attributes of its own."""
+
+    _size, _spans, _pinned, _spreads = 0.5, 0.25, 2.0, True
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self._spread_dim, self.weight = 0.75, nn.Parameter(torch.ones(size))
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Return features."""
+        h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self._spans) * self._size
+        return self.weight * h * self._pinned * self._spread_dim
+
+
+def _own_names(name: str, norm: type[nn.Module]) -> Trap:
+    return Trap(
+        name,
+        "underscored members, such as def _plain(self, x), of subclasses of norms",
+        lambda: nn.Sequential(nn.Linear(5, 8), norm(8), nn.Linear(8, 3)),
+        lambda _: torch.ones(2, 5, dtype=torch.float64),
+        [once(3, 5)],
+        shrinks="repaired",
+    )
+
+
 def _trap(name: str, source: str, forward: Callable[..., Any], *uses: Use, shrinks: bool = True) -> Trap:
     example = torch.zeros(2, 6, dtype=torch.float64)
     make = lambda: type("Net", (Net,), {"forward": forward, "__module__": __name__})()  # noqa: E731
@@ -210,6 +249,8 @@ TRAPS = [
     _trap("a helper by the text in an attribute", "act(x, self.act)", _attribute_to_a_function, _after("cos")),
     _trap("a function of the caller's", "forward(x, act=F.relu)", _function, _call(act=torch.sigmoid)),
     _trap("a function of the caller's, passed on", "run(x, act)", _partial, _call(act=torch.sigmoid)),
+    _own_names("a norm with members under names of the engine's", ScaledNorm),
+    _own_names("a mean with members under names of the engine's", MeanSquare),
 ]
 
 

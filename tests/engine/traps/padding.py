@@ -241,6 +241,25 @@ class _PaddedByTheLayer(nn.Module):
 _TOKENS = at((2, 7, 3), (1, 8, 3), (3, 13, 3), (1, 4, 3))
 _TIMES = at((2, 3, 9), (1, 3, 8), (3, 3, 14))
 
+
+class _Dilated(nn.Module):
+    """Pads by the dilation of a layer, and writes to the result of the call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv1d(3, 8, 1), nn.Conv1d(8, 4, 1)
+        self.layers = nn.ModuleList(nn.Conv1d(8, 8, 2, dilation=d) for d in (1, 2))
+
+    def forward(self, x: Tensor) -> Any:
+        """Return the result at each position."""
+        h = self.stem(x)
+        for layer in self.layers:
+            y = layer(F.pad(h, (layer.dilation[0], 0)))
+            y += 1.0
+            h = torch.tanh(y)
+        return self.head(h)
+
+
 TRAPS = [
     trap(
         "pads to full windows",
@@ -310,6 +329,14 @@ TRAPS = [
         example=lambda model: torch.zeros(2, 3, 8, dtype=torch.float64),
         uses=_TIMES,
         shrinks=True,
+    ),
+    Trap(
+        name="pads by a dilation before a result is written to",
+        source="WaveNet vocoders: y = conv(F.pad(x, (conv.dilation[0], 0))); y += condition",
+        make=_Dilated,
+        example=lambda model: torch.zeros(2, 3, 8, dtype=torch.float64),
+        uses=_TIMES,
+        shrinks="repaired",
     ),
     Trap(
         name="pads by an amount that may be set",

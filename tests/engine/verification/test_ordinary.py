@@ -43,7 +43,7 @@ def compacted(plain_norms: bool | str = "exact", training: bool = False) -> tupl
 
 def exchanged(model: nn.Module) -> list[str]:
     """Names of the modules whose class is not their own."""
-    return [name for name, module in model.named_modules() if "_made_by" in vars(type(module))]
+    return [name for name, module in model.named_modules() if "_engine_made_by" in vars(type(module))]
 
 
 def two_norms() -> tuple[nn.Sequential, Tensor, dict[str, dict[str, Tensor]]]:

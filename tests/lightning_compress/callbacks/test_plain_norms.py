@@ -64,7 +64,7 @@ class Norms(Callback):
 def exchanged(module: nn.Module) -> list[str]:
     """Names of the norms whose class is not their own."""
     norms = ((n, m) for n, m in module.named_modules() if isinstance(m, (nn.LayerNorm, RootMeanSquare)))
-    return [name for name, norm in norms if "_made_by" in vars(type(norm))]
+    return [name for name, norm in norms if "_engine_made_by" in vars(type(norm))]
 
 
 def fitted(folder: Path, *more: Callback, **arguments: Any) -> tuple[Decoder, ModelCompaction, Norms]:
