@@ -197,7 +197,7 @@ class ModelCompaction(CompressionCallback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Fail before the first epoch, not after the last.
-        check_start(self, trainer, pl_module)
+        check_start(self, trainer, pl_module, self.when, raises=self.on_failure == "raise")
         if not self.is_tried(trainer):
             self.trace(trainer, pl_module)
         self._training = True

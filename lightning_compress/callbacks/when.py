@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
     from torch import nn
 
-    from lightning_compress.callbacks.compaction import ModelCompaction
+    from lightning_compress.callbacks.base import CompressionCallback
 
 When = float | tuple[int, ...] | None
 
@@ -99,7 +99,7 @@ def check_epochs(when: When, trainer: Trainer) -> None:
         )
 
 
-def check_optimizers(compaction: ModelCompaction, trainer: Trainer, pl_module: LightningModule) -> None:
+def check_optimizers(compaction: CompressionCallback, trainer: Trainer, pl_module: LightningModule) -> None:
     """Check that each optimizer would update narrowed parameters as it does masked ones.
 
     Args:
@@ -125,25 +125,29 @@ def check_optimizers(compaction: ModelCompaction, trainer: Trainer, pl_module: L
                 check_entrywise(optimizer, options, parameter.ndim, names[id(parameter)])
 
 
-def check_start(compaction: ModelCompaction, trainer: Trainer, pl_module: LightningModule) -> None:
+def check_start(
+    compaction: CompressionCallback, trainer: Trainer, pl_module: LightningModule, when: When, raises: bool
+) -> None:
     """Run all checks of a compaction before the first epoch.
 
     Args:
         compaction: the callback.
         trainer: the Trainer of the fit that is about to start.
         pl_module: the LightningModule.
+        when: as `parse_when` returns it.
+        raises: whether to raise an error if an optimizer would not continue as with masks, instead of a warning.
 
     Raises:
         MisconfigurationException: if nothing would be removed during training.
-        PlanError: with ``on_failure="raise"``, if an optimizer would not continue as with masks.
+        PlanError: if an optimizer would not continue as with masks.
     """
-    check_source(compaction.when, trainer, compaction.target(pl_module)[1])
-    check_epochs(compaction.when, trainer)
-    if compaction.when is None:
+    check_source(when, trainer, compaction.target(pl_module)[1])
+    check_epochs(when, trainer)
+    if when is None:
         return
     try:
         check_optimizers(compaction, trainer, pl_module)
     except PlanError as error:
-        if compaction.on_failure == "raise":
+        if raises:
             raise
         rank_zero_warn(f"The model stays masked until the end of the fit: {error}")
