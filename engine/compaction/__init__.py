@@ -4,7 +4,7 @@ from engine.compaction.compact import renew
 from engine.compaction.follow import adapt, entries, reshape
 from engine.compaction.format import KEY
 from engine.compaction.history import entries_of, is_compacted
-from engine.compaction.optimizers import is_entrywise
+from engine.compaction.optimizers import check_entrywise, is_entrywise
 from engine.compaction.parts import store_certificate
 from engine.compaction.reading import check_plans
 from engine.compaction.sharded import ShardedCompaction, restore_sharded
@@ -13,6 +13,7 @@ __all__ = [
     "KEY",
     "ShardedCompaction",
     "adapt",
+    "check_entrywise",
     "check_plans",
     "entries",
     "entries_of",

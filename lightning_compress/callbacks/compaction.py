@@ -19,7 +19,7 @@ from lightning_compress.callbacks.base import CompressionCallback, timed_runs
 from lightning_compress.callbacks.complexity import ComplexityMonitor
 from lightning_compress.callbacks.masking import MaskWatch, active_masks, masking_callbacks
 from lightning_compress.callbacks.shrinking import check_no_buffers, make_permanent, remember_compaction, shrink
-from lightning_compress.callbacks.when import check_epochs, check_source, parse_when
+from lightning_compress.callbacks.when import check_start, parse_when
 from lightning_compress.checkpoints import compacted as files
 from lightning_compress.checkpoints.saving import bytes_of, check_room, save
 from lightning_compress.report.latency import Comparison, check_runs, compare, replica
@@ -197,8 +197,7 @@ class ModelCompaction(CompressionCallback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Fail before the first epoch, not after the last.
-        check_source(self.when, trainer, self.target(pl_module)[1])
-        check_epochs(self.when, trainer)
+        check_start(self, trainer, pl_module, self.when, raises=self.on_failure == "raise")
         if not self.is_tried(trainer):
             self.trace(trainer, pl_module)
         self._training = True

@@ -153,13 +153,11 @@ class ChannelPruning(MaskingCallback):
         self._reset()
 
     def _reset(self) -> None:
-        self._fraction = 0.0
+        self._fraction, self._reference = 0.0, 0.0
         self._last_event: int | None = None
-        self._reference = 0.0
         self._present: dict[str, Tensor] = {}
         self._groups: list[engine.Group] = []
-        self._watch = MaskWatch()
-        self._unscored: list[str] = []
+        self._watch, self._unscored = MaskWatch(), list[str]()
         self._gatherer.load_state_dict({})
 
     @override
@@ -221,6 +219,7 @@ class ChannelPruning(MaskingCallback):
         subject = self._subject(trainer, pl_module)
         self._window = self._timing.window(trainer)
         self._timing.check_reached("ChannelPruning", trainer, self._window)
+        self._selector = self._selector.checking(all(present.all() for present in self._present.values()))
         amounts = self._selector.amounts(subject.groups)
         if not self._present:
             self._present = {group.name: torch.ones(group.size, dtype=torch.bool) for group in subject.groups}
@@ -235,6 +234,7 @@ class ChannelPruning(MaskingCallback):
             from_rank_zero(trainer, lambda: self._losses(trainer, pl_module, subject, samples=8))
         elif amounts and not self._gatherer.kinds:
             self._scores(trainer, subject, self._active(trainer, pl_module))
+        self._selector = self._selector.checking(False)  # a compaction may remove all channels that a pattern names
         self._training = True
 
     @override

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 import engine
 from engine.bounds import check_kinds, check_number
+from engine.compaction import is_compacted
 from engine.program import gathered_from, local, spread
 from engine.sensitivity import cut, unit_sums
 from lightning_compress.callbacks.base import CompressionCallback
@@ -171,20 +172,22 @@ class SparseTraining(CompressionCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._window = self._timing.window(trainer)
         self._timing.check_reached("SparseTraining", trainer, self._window)
-        self._update_groups(trainer, pl_module)
         model = self.target(pl_module)[1]
+        resumed = bool(trainer.ckpt_path) and is_compacted(pl_module)
+        self._update_groups(trainer, pl_module, checks=not resumed)
         parallel(trainer).at_rest(pl_module)
-        if not any(self._factors(group, model, 1.0) for group in self._groups):
+        if not resumed and not any(self._factors(group, model, 1.0) for group in self._groups):
             names = ", ".join(group.name for group in self._groups[:4])
             raise MisconfigurationException(
                 f"`SparseTraining({self.penalty!r})` has nothing to penalise: no norm scales the channels of {names}. "
                 "Choose `penalty='group_lasso'`, or other layers."
             )
 
-    def _update_groups(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _update_groups(self, trainer: Trainer, pl_module: LightningModule, checks: bool) -> None:
+        graph = self.trace(trainer, pl_module)
         with self.planning(trainer, pl_module) as (model, example):
-            groups = engine.dependency_groups(model, example)
-        chosen = selection.amounts(groups, 1.0, self.layers, self.exclude)
+            groups = engine.dependency_groups(model, example, graph=graph)
+        chosen = selection.amounts(groups, 1.0, self.layers, self.exclude, checks)
         self._groups, self._all = [group for group in groups if group.name in chosen], groups
         self._active, self._watch = Active(), MaskWatch()
 
@@ -197,7 +200,8 @@ class SparseTraining(CompressionCallback):
     def after_compaction(
         self, trainer: Trainer, pl_module: LightningModule, cuts: Mapping[Tensor, engine.Slice]
     ) -> None:
-        self._update_groups(trainer, pl_module)
+        # All channels that a pattern names may be gone.
+        self._update_groups(trainer, pl_module, checks=False)
 
     @override
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:

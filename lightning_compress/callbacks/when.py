@@ -10,13 +10,17 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 
 import engine
 from engine.bounds import is_list
+from engine.compaction import check_entrywise, is_entrywise
+from engine.errors import PlanError
 from lightning_compress.callbacks.masking import masking_callbacks
 from lightning_compress.callbacks.timing import length
 from lightning_compress.trainer.packages import MisconfigurationException
 
 if TYPE_CHECKING:
-    from pytorch_lightning import Trainer
+    from pytorch_lightning import LightningModule, Trainer
     from torch import nn
+
+    from lightning_compress.callbacks.base import CompressionCallback
 
 When = float | tuple[int, ...] | None
 
@@ -93,3 +97,57 @@ def check_epochs(when: When, trainer: Trainer) -> None:
             f"only {epochs} epochs, counted from 0. Train longer, or compact earlier; it always compacts at the end of "
             "the fit."
         )
+
+
+def check_optimizers(compaction: CompressionCallback, trainer: Trainer, pl_module: LightningModule) -> None:
+    """Check that each optimizer would update narrowed parameters as it does masked ones.
+
+    Args:
+        compaction: the callback, which compacts during training.
+        trainer: the Trainer of the fit that is about to start.
+        pl_module: the LightningModule.
+
+    Raises:
+        PlanError: naming an optimizer and a parameter that may be narrowed, if one would not.
+    """
+    others = [optimizer for optimizer in trainer.optimizers if not is_entrywise(optimizer)]
+    if not others:
+        return
+    graph = compaction.trace(trainer, pl_module)
+    with compaction.planning(trainer, pl_module) as (model, example):
+        groups = engine.dependency_groups(model, example, graph=graph)
+    members = {member.parameter for group in groups if group.reason is None for member in group.members}
+    parameters = compaction.target(pl_module)[1].named_parameters()
+    names = {id(parameter): name for name, parameter in parameters if name in members}
+    for optimizer, options in ((other, group) for other in others for group in other.param_groups):
+        for parameter in options["params"]:
+            if id(parameter) in names:
+                check_entrywise(optimizer, options, parameter.ndim, names[id(parameter)])
+
+
+def check_start(
+    compaction: CompressionCallback, trainer: Trainer, pl_module: LightningModule, when: When, raises: bool
+) -> None:
+    """Run all checks of a compaction before the first epoch.
+
+    Args:
+        compaction: the callback.
+        trainer: the Trainer of the fit that is about to start.
+        pl_module: the LightningModule.
+        when: as `parse_when` returns it.
+        raises: whether to raise an error if an optimizer would not continue as with masks, instead of a warning.
+
+    Raises:
+        MisconfigurationException: if nothing would be removed during training.
+        PlanError: if an optimizer would not continue as with masks.
+    """
+    check_source(when, trainer, compaction.target(pl_module)[1])
+    check_epochs(when, trainer)
+    if when is None:
+        return
+    try:
+        check_optimizers(compaction, trainer, pl_module)
+    except PlanError as error:
+        if raises:
+            raise
+        rank_zero_warn(f"The model stays masked until the end of the fit: {error}")

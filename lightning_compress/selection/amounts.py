@@ -52,6 +52,7 @@ def amounts(
     amount: float | Mapping[str, float],
     layers: Sequence[str] = (),
     exclude: Sequence[str] = (),
+    checks: bool = True,
 ) -> dict[str, float]:
     """Return the fraction of each group to remove.
 
@@ -63,6 +64,7 @@ def amounts(
         amount: fraction in [0, 1], or fractions by name pattern; the first pattern that matches a layer applies.
         layers: name patterns (`fnmatch`) of the layers to prune; all if empty.
         exclude: name patterns of layers that are not pruned.
+        checks: whether patterns have to match layers that can be pruned.
 
     Returns:
         ``{group name: fraction}`` of the groups to prune.
@@ -71,9 +73,10 @@ def amounts(
         MisconfigurationException: if a pattern matches no layer, or only layers that cannot be pruned.
     """
     by_pattern = dict(amount) if isinstance(amount, Mapping) else {"*": amount}
-    check_patterns(groups, [*layers, *exclude, *(by_pattern if isinstance(amount, Mapping) else ())])
     chosen = [group for group in groups if not layers or _matches(group, layers)]
-    check_prunable(chosen, layers)
+    if checks:
+        check_patterns(groups, [*layers, *exclude, *(by_pattern if isinstance(amount, Mapping) else ())])
+        check_prunable(chosen, layers)
     fractions = {
         group.name: smallest_amount(group, by_pattern)
         for group in chosen

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -51,6 +51,8 @@ class Selector:
         exclude: name patterns of layers that are not pruned.
         widths: allowed widths by group name; groups without an entry may have any.
         uniform: whether groups of the same structure and size keep the same number of units.
+        checks: whether patterns have to match layers that can be pruned. A model that became smaller may have lost the
+            channels of all of them.
 
     Raises:
         MisconfigurationException: naming an invalid argument.
@@ -67,6 +69,7 @@ class Selector:
     exclude: tuple[str, ...] = ()
     widths: Mapping[str, Sequence[int]] | None = None
     uniform: bool = False
+    checks: bool = True
 
     def __post_init__(self) -> None:
         selection.check_amount(self.amount)
@@ -83,6 +86,10 @@ class Selector:
         scope: Scope | None = SCOPES.get(self.scope)
         return scope or imported(self.scope, "scope", SCOPES)
 
+    def checking(self, checks: bool) -> Selector:
+        """Return the same settings with or without checks."""
+        return replace(self, checks=checks)
+
     @property
     def prunes(self) -> bool:
         """Whether the settings ask to remove anything."""
@@ -96,7 +103,7 @@ class Selector:
             MisconfigurationException: if a pattern matches nothing, or nothing can be pruned.
         """
         amount = self.amount if self.target == "channels" else 1.0
-        fractions = selection.amounts(groups, amount, self.layers, self.exclude)
+        fractions = selection.amounts(groups, amount, self.layers, self.exclude, self.checks)
         return {name: value for name, value in fractions.items() if value and self.prunes}
 
     def final(self, reference: float) -> float:
@@ -126,7 +133,7 @@ class Selector:
     def _chosen(self, subject: targets.Subject) -> list[Group]:
         amounts = self.amounts(subject.groups)
         chosen = [group for group in subject.groups if group.name in amounts]
-        if self.prunes and not chosen:
+        if self.checks and self.prunes and not chosen:
             patterns = {"amount": self.amount, "layers": self.layers, "exclude": self.exclude}
             settings = ", ".join(f"{name}={value!r}" for name, value in patterns.items() if value)
             raise MisconfigurationException(
@@ -220,11 +227,12 @@ class Selector:
         groups, ladders = subject.groups, []
         chosen = self.amounts(groups)
         most = self.max_amount if isinstance(self.max_amount, Mapping) else {"*": self.max_amount}
-        selection.check_patterns(groups, most if isinstance(self.max_amount, Mapping) else ())
+        if self.checks and isinstance(self.max_amount, Mapping):
+            selection.check_patterns(groups, most)
         wanted = {name: frozenset(allowed) for name, allowed in (self.widths or {}).items()}
         widths = {**subject.widths, **{name: subject.widths.get(name, own) & own for name, own in wanted.items()}}
         unknown = widths.keys() - {group.name for group in groups}
-        if unknown:
+        if self.checks and unknown:
             group_names = ", ".join(group.name for group in groups)
             raise MisconfigurationException(
                 f"`widths` names groups that the model does not have: {sorted(unknown)}. It has {group_names}."

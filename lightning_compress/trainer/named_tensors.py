@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from lightning_compress.trainer.packages import LIGHTNING_MODULES
+from lightning_compress.trainer.packages import DATA_MODULES, LIGHTNING_MODULES
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule
@@ -28,7 +28,7 @@ def named_tensors(hook: Any, owner: Any, pl_module: LightningModule) -> list[Ten
 
     Args:
         hook: a function.
-        owner: the owner of the hook: the LightningModule, or a callback.
+        owner: the owner of the hook: the LightningModule, a callback, or a data module.
         pl_module: the LightningModule.
 
     Example:
@@ -44,7 +44,8 @@ def named_tensors(hook: Any, owner: Any, pl_module: LightningModule) -> list[Ten
     codes = list(_reached(hook, (owner, pl_module)))
     names = {name for code in codes for name in code.co_names}
     modules = {code.co_varnames[0] for code in codes if code.co_argcount} - {".0"}  # that of a comprehension
-    modules |= set() if owner is pl_module else set(codes[0].co_varnames[1:3] if codes else ())
+    is_callback = owner is not pl_module and not isinstance(owner, DATA_MODULES)
+    modules |= set(codes[0].co_varnames[1:3] if codes and is_callback else ())  # the Trainer and the LightningModule
     if names & _ALL - vars(pl_module)["_modules"].keys() or any(_passes_on(code, modules) for code in codes):
         read = [*pl_module.parameters(), *pl_module.buffers()]
     else:
@@ -72,7 +73,7 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
 
 def _reached(hook: Any, owners: tuple[Any, ...]) -> Iterator[CodeType]:
     """Yield the code of a hook, and of methods of the owners that it names."""
-    own = {base for kind in LIGHTNING_MODULES for base in kind.__mro__}
+    own = {base for kind in (*LIGHTNING_MODULES, *DATA_MODULES) for base in kind.__mro__}
     waiting, seen = [hook], set()
     while waiting:
         for code in codes_of(waiting.pop()):

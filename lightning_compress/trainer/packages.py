@@ -62,6 +62,7 @@ else:
     isolate_rng = classes("tree.utilities.seed", "isolate_rng")[0]
 
 LIGHTNING_MODULES = classes("tree", "LightningModule")
+DATA_MODULES = classes("tree", "LightningDataModule")
 COMBINED_LOADERS: tuple[Any, ...] = classes("tree.utilities.combined_loader", "CombinedLoader")
 LOOPS = classes("tree.loops.loop", "_Loop")
 DUMMY_LOGGER: Any = classes("tree.loggers.logger", "DummyLogger")[0]
@@ -69,6 +70,7 @@ takes_argument: Any = classes("tree.utilities.signature_utils", "is_param_in_hoo
 
 __all__ = [
     "COMBINED_LOADERS",
+    "DATA_MODULES",
     "DUMMY_LOGGER",
     "LIGHTNING_MODULES",
     "LOOPS",

@@ -135,8 +135,13 @@ def _moves_by_itself(trainer: Any, pl_module: LightningModule) -> bool:
 
 
 def _moved(pl_module: Any, batch: Any, number: int) -> Any:
-    batch = pl_module._on_before_batch_transfer(batch, dataloader_idx=number)
-    return pl_module._trainer.strategy.batch_to_device(batch, dataloader_idx=number)
+    # Not by Lightning's own methods, which export methods of the LightningModule call with other arguments.
+    trainer = pl_module._trainer
+    owner_of = trainer._data_connector._datahook_selector.get_instance
+    for name in _MOVING:
+        device = (trainer.strategy.root_device,) if name == "transfer_batch_to_device" else ()
+        batch = getattr(owner_of(name), name)(batch, *device, number)
+    return batch
 
 
 def _loaders(trainer: Trainer, pl_module: LightningModule, kind: str) -> list[Any]:

@@ -19,9 +19,9 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.loops import _FitLoop
 from torch import Tensor, nn
 
-from lightning_compress import ChannelPruning, MaskConflictRepair, ModelCompaction
+from lightning_compress import ChannelPruning, MaskConflictRepair, ModelCompaction, SparseTraining
 from tests.lightning_compress.callbacks.test_shrinking import Smooth
-from tests.lightning_compress.models import Base, seeded, trainer
+from tests.lightning_compress.models import Base, Wrapped, seeded, trainer
 
 EPOCHS = 6
 SAVES_MID_EPOCH = hasattr(_FitLoop, "restarted_mid_epoch")
@@ -188,3 +188,44 @@ def test_killed_twenty_times_and_resumed(tmp_path: Path, kind: str) -> None:
     steps = check(tmp_path, kind, kills=20, gradient_clip_val=0.5)
     assert len(steps) >= 4
     assert any(step % 3 for step in steps) == SAVES_MID_EPOCH
+
+
+class SaveEach(Callback):
+    """Saves each epoch under its number."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Under the number of the epoch."""
+        trainer.save_checkpoint(self.folder / f"{trainer.current_epoch}.ckpt")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"amount": {"wide": 1.0}},
+        {"layers": ["wide"], "exclude": ["stem"], "max_amount": {"wide": 1.0}, "widths": {"wide": [1, 8, 16]}},
+        {"layers": ["wide"], "criterion": "taylor", "gather_every": 1},
+    ],
+    ids=["all layers", "amount by pattern", "patterns", "gradients"],
+)
+def test_layers_that_lost_all_channels_but_one(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """They are no group any more: neither the next pruning in the fit nor a resumed fit takes their names for wrong."""
+
+    def run(ckpt_path: Path | None = None) -> Any:
+        sparse = SparseTraining("bn_scale", 0.01, layers="wide")
+        pruning = ChannelPruning(**{"amount": 1.0, **settings}, schedule=[0.97, 0.98, 1.0], start=1, end=4)
+        compaction = ModelCompaction(when=[2, 3, 4], on_failure="raise", confidence=1, save=False)
+        module, repair = seeded(Wrapped), MaskConflictRepair()
+        every = [sparse, pruning, compaction, repair, SaveEach(tmp_path)]
+        torch.manual_seed(0)
+        trainer(tmp_path, *every, max_epochs=7).fit(module, ckpt_path=ckpt_path)
+        return module
+
+    module = run()
+    assert module.net.wide.out_channels == 1
+    for epoch in (2, 5):
+        resumed = run(tmp_path / f"{epoch}.ckpt")
+        assert [p.shape for p in resumed.parameters()] == [p.shape for p in module.parameters()]

@@ -13,7 +13,7 @@ import engine
 from lightning_compress import ChannelPruning, ModelCompaction, SparseTraining
 from lightning_compress.callbacks import sparse
 from lightning_compress.trainer.packages import MisconfigurationException
-from tests.lightning_compress.models import Net, Wrapped, fit, seeded
+from tests.lightning_compress.models import Base, Net, OnDemand, Wrapped, fit, seeded
 from tests.lightning_compress.small import MODELS, SIDE, Classifier
 
 
@@ -134,3 +134,22 @@ def test_nothing_to_act_on_is_an_error(tmp_path: Path) -> None:
     """Slimming without a norm fails before the first step, and says what to do."""
     with pytest.raises(MisconfigurationException, match="nothing to penalise.*group_lasso"):
         fit(Classifier("vit_b_16"), tmp_path, SparseTraining(layers="*mlp.0"))
+
+
+class Choosing(Base):
+    """With a network that returns some of its features on demand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = OnDemand()
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Output of the model."""
+        return self.net(x)
+
+
+def test_what_another_callback_declares_counts(tmp_path: Path) -> None:
+    """An argument that is never passed holds nothing, so that what is pruned is penalised before."""
+    pruning, module = ChannelPruning("l1", start=2, constants="embed"), seeded(Choosing)
+    fit(module, tmp_path, SparseTraining("group_lasso", 0.01), pruning, max_epochs=4)
+    assert pruning.masks["stem"]

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn.utils import prune
 
+from engine.errors import EngineError
 from lightning_compress import ChannelPruning, MaskConflictRepair, ModelCompaction, SparseTraining
 from lightning_compress.callbacks.masking import MaskingCallback
 from lightning_compress.callbacks.when import parse_when
@@ -103,3 +105,46 @@ def test_what_when_may_be() -> None:
     for wrong in (torch.ones(2).tolist(), torch.tensor(1), "1"):
         with pytest.raises(MisconfigurationException, match="`when` must be an epoch"):
             parse_when(wrong)
+
+
+class TwoOptimizers(Wrapped):
+    """An optimizer that treats a parameter as a whole, for the network or for a table beside it."""
+
+    def __init__(self, whole: str) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.table, self.whole = torch.nn.Parameter(torch.ones(3, 3)), whole
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        """Both step."""
+        optimizers: Any = self.optimizers()
+        self.manual_backward(super().training_step([batch[0], batch[1]], batch_idx) + self.table.square().sum())
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def configure_optimizers(self) -> Any:
+        """Adafactor for one of the two."""
+        parts = {"net": [*self.net.parameters()], "table": [self.table]}
+        kinds = {True: torch.optim.Adafactor, False: torch.optim.SGD}
+        return [kinds[name == self.whole](part, lr=0.01) for name, part in parts.items()]
+
+
+def test_optimizers_that_would_go_on_differently(tmp_path: Path) -> None:
+    """Are named before the first epoch, if they have parameters that may become smaller."""
+
+    def run(whole: str, on_failure: str) -> TwoOptimizers:
+        module = seeded(TwoOptimizers, whole=whole)
+        compaction = ModelCompaction(when=1, on_failure=on_failure, save=False, confidence=1)
+        fit(module, tmp_path, ChannelPruning(start=1, end=1), MaskConflictRepair(), compaction)
+        return module
+
+    with pytest.raises(EngineError, match="Adafactor updates an entry"):
+        run("net", "raise")
+    with (
+        pytest.warns(UserWarning, match="The state of Adafactor"),
+        pytest.warns(UserWarning, match="was not compacted and is unchanged: Adafactor"),
+        pytest.warns(UserWarning, match="stays masked until the end of the fit: Adafactor updates an entry"),
+    ):
+        assert run("net", "warn").net.wide.out_channels == 8
+    assert run("table", "raise").net.wide.out_channels == 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pytorch_lightning import Callback, LightningModule
+from pytorch_lightning import Callback, LightningDataModule, LightningModule
 from torch import Tensor, nn
 
 from lightning_compress.trainer.named_tensors import codes_of, named_tensors
@@ -85,6 +85,23 @@ def test_hooks_of_callbacks() -> None:
     module, callback = _Module(), _Reading()
     assert _names(module, named_tensors(_Reading.on_train_epoch_end, callback, module)) == {"teacher.bias"}
     assert _names(module, named_tensors(_Reading.on_train_epoch_start, callback, module)) == ALL
+
+
+class _Data(LightningDataModule):
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Look at nothing but the batch."""
+        return [batch[0].flip(-1), *batch[1:]] if self.trainer.training else batch
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Look at the module."""
+        return [batch[0] + self.trainer.lightning_module.teacher.bias]
+
+
+def test_hooks_of_data_modules() -> None:
+    """Their arguments are batches, not the Trainer and the module."""
+    module, owner = _Module(), _Data()
+    assert not named_tensors(_Data.on_after_batch_transfer, owner, module)
+    assert _names(module, named_tensors(_Data.on_before_batch_transfer, owner, module)) == ALL
 
 
 def test_what_has_no_code() -> None:

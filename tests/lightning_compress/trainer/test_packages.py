@@ -49,7 +49,8 @@ def test_both_class_trees_are_joined(tmp_path: Path) -> None:
     """Where `lightning` is installed too, the callbacks derive from both packages' Callback."""
     files = {
         "lightning/__init__.py": "",
-        "lightning/pytorch/__init__.py": "class Callback: pass\nclass LightningModule:\n    def forward(self): pass\n",
+        "lightning/pytorch/__init__.py": "class Callback: pass\nclass LightningDataModule: pass\n"
+        "class LightningModule:\n    def forward(self): pass\n",
         "lightning/pytorch/callbacks.py": "from lightning.pytorch import Callback\n",
         "lightning/fabric/__init__.py": "",
         "lightning/fabric/utilities/__init__.py": "",

@@ -11,8 +11,9 @@ from pytorch_lightning import Callback, LightningDataModule, LightningModule, Tr
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from lightning_compress import ChannelPruning, MaskConflictRepair, ModelCompaction
 from lightning_compress.trainer.steps import EVALUATING, TRAINING, step_entries
-from tests.lightning_compress.models import Wrapped, data, fit, trainer
+from tests.lightning_compress.models import Root, Wrapped, data, fit, seeded, trainer
 
 
 class Asking(Wrapped):
@@ -115,3 +116,37 @@ def test_a_stage_that_is_not_set_up(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="`Unprepared.test_dataloader` cannot be called during the fit"):
         trainer(tmp_path, attempt, max_epochs=1, limit_val_batches=1).fit(Evaluating(), datamodule=Unprepared())
     assert list(attempt.entries) == ["training_step", "validation_step (0)", "validation_step (1)"]
+
+
+class Denoised(Root):
+    """Batches are changed by what the first layer says, on their way to the device."""
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Add the mean of its features."""
+        with torch.no_grad():
+            return [batch[0] + 0.1 * self.features.stem(batch[0]).mean((1, 2, 3), keepdim=True), batch[1]]
+
+
+class Turning(LightningDataModule):
+    """Changes batches on their way to the device, whatever the module is."""
+
+    def train_dataloader(self) -> DataLoader:
+        """The random images."""
+        return data()
+
+    val_dataloader = train_dataloader
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Flip images."""
+        return [batch[0].flip(-1), *batch[1:]] if self.trainer.training else batch
+
+
+@pytest.mark.parametrize(("make", "datamodule"), [(Denoised, None), (Root, Turning)])
+def test_hooks_that_move_batches_keep_what_they_read(tmp_path: Path, make: Any, datamodule: Any) -> None:
+    """And nothing else, whichever methods of Lightning's own name these hooks, too."""
+    pruning = ChannelPruning(amount=0.5, schedule="one_shot", start=1)
+    compaction = ModelCompaction(when=1, save=False, on_failure="raise", confidence=1)
+    module = seeded(make)
+    trainer(tmp_path, pruning, MaskConflictRepair(), compaction).fit(module, datamodule=datamodule and datamodule())
+    assert (module.features.stem.out_channels, module.features.wide.out_channels) == (4, 8)
+    assert compaction.certificate is not None and compaction.certificate.verified
