@@ -42,7 +42,7 @@ from engine.unrecorded.picked_items import use_values_picked_by_numbers
 from engine.unrecorded.removable_hooks import use_values_around_removable_hooks
 from engine.unrecorded.replaced_calls import assume_other_choices
 from engine.unrecorded.settable_numbers import doubt_numbers_set_later, reads_attribute
-from engine.unrecorded.skipped_code import are_aligned, before_and_after
+from engine.unrecorded.skipped_code import before_and_after, values_alike
 from engine.unrecorded.unread_functions import assume_nothing_of_unread_functions
 from engine.unrecorded.untaken import UntakenBranch
 
@@ -198,7 +198,7 @@ class _UntakenBranches:
                 self._assumptions.vary(values)
             elif effect is Effect.CHANGES and branch.mentioned_modules():
                 effect = Effect.KEEPS_ZERO  # the outputs of modules that ran elsewhere are masked as well
-            if is_weight or name in used or effect in (Effect.KEEPS_ZERO, Effect.CHANGES):
+            if is_weight or name in used or effect not in (Effect.KEEPS, Effect.USES):
                 self._note(self.notes.read, branch)
                 self._touch(values, effect, branch)
             elif effect is Effect.USES:
@@ -220,10 +220,11 @@ class _UntakenBranches:
             use_values_around_code(branch.code, self._runs.modules, self._dataflow, self._assumptions, reason)
         for name, effect in branch.effects_of_skipping().items():
             values = branch.values_of(name, self._runs.stored)
-            aligned = are_aligned(values, self._dataflow) and not branch.holds_unread(name, self._runs.stored)
-            if effect is Effect.USES and aligned:
-                self._assumptions.interchange(values)
-            elif effect is Effect.USES and values:
+            replaces, is_read = effect in (Effect.MOVES, Effect.USES), not branch.holds_unread(name, self._runs.stored)
+            if replaces and is_read and (alike := values_alike(branch, values, effect, self._dataflow)):
+                for group in alike:
+                    self._assumptions.interchange(group)
+            elif replaces and values:
                 self._note(self.notes.left_out, branch)
                 reason = f"may take the place of what is computed behind the condition at {shown_place(branch.place)}"
                 self._assumptions.use(values, reason)
@@ -256,10 +257,12 @@ class _UntakenBranches:
         self.notes.options.update(dict.fromkeys(prefix + name for name in sorted(self._options_tested(branch))))
 
     def _touch(self, values: Iterable[Value], effect: Effect, branch: UntakenBranch) -> None:
+        ran = "ran only in some rounds or calls" if branch.has_run else "did not run"
+        reason = f"could be read by the code at {shown_place(branch.place)}, which {ran}"
         if effect is Effect.USES:
-            where = "which ran only in some rounds or calls" if branch.has_run else "which did not run"
-            reason = f"could be read by the code at {shown_place(branch.place)}, {where}"
             self._assumptions.use(values, reason, branch.place)
+        elif effect is Effect.MOVES:
+            self._assumptions.move(list(values), reason, branch.place)
         else:
             self._assumptions.vary(values, zeros_stay=effect is Effect.KEEPS_ZERO)
 
