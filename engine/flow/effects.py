@@ -171,9 +171,28 @@ def effect_on(expr: ast.expr, name: str, functions: Functions) -> Effect | None:
     if isinstance(expr, ast.UnaryOp) and isinstance(expr.op, ast.USub):
         inner = effect_on(expr.operand, name, functions)
         return None if inner is None else inner.and_then(Effect.KEEPS_ZERO)
+    if isinstance(expr, ast.Subscript) and _is_cut(expr.slice) and not _mentions(expr.slice, name):
+        inner = effect_on(expr.value, name, functions)
+        return None if inner is None else inner.and_then(Effect.MOVES)
     if isinstance(expr, ast.Call) and isinstance(expr.func, ast.Attribute):
         return _call_effect(expr, expr.func, name, functions)
     return None
+
+
+def _is_cut(index: ast.expr) -> bool:
+    """Whether an index takes a part of the last dimensions of a picture, and all of the first two.
+
+    Example:
+        >>> texts = ("x[:, :, :h, :w]", "x[..., a:b]", "x[:, c:]", "x[:, :, 0]", "x[..., :c, :h, :w]", "x[:]")
+        >>> [_is_cut(ast.parse(text, mode="eval").body.slice) for text in texts]
+        [True, True, False, False, False, False]
+    """
+    match index:
+        case ast.Tuple(elts=[ast.Constant(value=value), *rest]) if value is ...:
+            return 0 < len(rest) <= 2 and all(isinstance(part, ast.Slice) for part in rest)
+        case ast.Tuple(elts=[ast.Slice(None, None, None), ast.Slice(None, None, None), *rest]):
+            return all(isinstance(part, ast.Slice) for part in rest)
+    return False
 
 
 def _call_effect(expr: ast.Call, function: ast.Attribute, name: str, functions: Functions) -> Effect | None:

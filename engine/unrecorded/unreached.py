@@ -26,10 +26,9 @@ from engine.observations.dataflow import Dataflow
 from engine.observations.recorded_runs import RecordedRuns
 from engine.observations.surroundings import use_values_around_code
 from engine.program.graph import Value
-from engine.program.places import shown_place
 from engine.source.model_code import source_files
 from engine.unrecorded.argument_fallbacks import assume_fallbacks_vary
-from engine.unrecorded.branch_notes import BranchNotes, notes_on_modules
+from engine.unrecorded.branch_notes import BranchNotes, notes_on_modules, reason_of_reading, reason_of_replacing
 from engine.unrecorded.dynamic_calls import assume_nothing_of_dynamic_calls
 from engine.unrecorded.idle_modules import IdleModules, unrecorded_methods
 from engine.unrecorded.inline_choices import parameters_instead, values_instead
@@ -224,10 +223,11 @@ class _UntakenBranches:
             if replaces and is_read and (alike := values_alike(branch, values, effect, self._dataflow)):
                 for group in alike:
                     self._assumptions.interchange(group)
+            elif effect is Effect.MOVES and is_read:
+                self._touch(values, effect, branch)
             elif replaces and values:
                 self._note(self.notes.left_out, branch)
-                reason = f"may take the place of what is computed behind the condition at {shown_place(branch.place)}"
-                self._assumptions.use(values, reason)
+                self._assumptions.use(values, reason_of_replacing(branch.place))
                 self._assumptions.vary(values)
             elif effect in (Effect.KEEPS_ZERO, Effect.CHANGES):
                 pair = before_and_after(branch.branch, branch.code, values, self._dataflow)
@@ -257,8 +257,7 @@ class _UntakenBranches:
         self.notes.options.update(dict.fromkeys(prefix + name for name in sorted(self._options_tested(branch))))
 
     def _touch(self, values: Iterable[Value], effect: Effect, branch: UntakenBranch) -> None:
-        ran = "ran only in some rounds or calls" if branch.has_run else "did not run"
-        reason = f"could be read by the code at {shown_place(branch.place)}, which {ran}"
+        reason = reason_of_reading(branch.place, branch.has_run)
         if effect is Effect.USES:
             self._assumptions.use(values, reason, branch.place)
         elif effect is Effect.MOVES:

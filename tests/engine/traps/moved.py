@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import torchvision.transforms.functional as TF
 from torch import Tensor, nn
 
 from engine.flow.effects import Effect, effects
@@ -48,6 +49,38 @@ class _UNet(nn.Module):
         return self.head(x)
 
 
+class _CroppedUNet(_UNet):
+    def forward(self, x: Tensor) -> Tensor:
+        skips = []
+        for down in self.downs:
+            x = down(x)
+            skips.append(x)
+            x = F.max_pool2d(x, 2)
+        x = self.bottom(x)
+        for n in range(0, len(self.ups), 2):
+            x, skip = self.ups[n](x), skips.pop()
+            if x.shape[2:] != skip.shape[2:]:
+                skip = skip[:, :, : x.shape[2], : x.shape[3]]
+            x = self.ups[n + 1](torch.cat((skip, x), dim=1))
+        return self.head(x)
+
+
+class _ResizedUNet(_UNet):
+    def forward(self, x: Tensor) -> Tensor:
+        skips = []
+        for down in self.downs:
+            x = down(x)
+            skips.append(x)
+            x = F.max_pool2d(x, 2)
+        x = self.bottom(x)
+        for n in range(0, len(self.ups), 2):
+            x, skip = self.ups[n](x), skips.pop()
+            if x.shape != skip.shape:
+                x = TF.resize(x, size=list(skip.shape[2:]))
+            x = self.ups[n + 1](torch.cat((skip, x), dim=1))
+        return self.head(x)
+
+
 class _Same(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         h, w = x.size()[-2:]
@@ -74,6 +107,14 @@ class _Between(nn.Module):
         return self.last(self.f(self.first(x), x))
 
 
+class _Narrow(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[..., :4])
+
+
 def _resized(y: Tensor, x: Tensor) -> Tensor:
     if not x.is_contiguous():
         y = F.interpolate(y, size=(y.shape[2], 5))
@@ -83,6 +124,12 @@ def _resized(y: Tensor, x: Tensor) -> Tensor:
 def _resized_along_the_last(y: Tensor, x: Tensor) -> Tensor:
     if not x.is_contiguous():
         y = F.interpolate(F.interpolate(y, scale_factor=(1.0, 0.5)), scale_factor=(1.0, 2.0))
+    return y
+
+
+def _cut_along_the_last(y: Tensor, x: Tensor) -> Tensor:
+    if not x.is_contiguous():
+        y = y[..., 1:, :4]
     return y
 
 
@@ -115,13 +162,23 @@ _EVEN = _of((2, 3, 8, 8))
 _OTHERS = [once(2, 3, 6, 4), _not_contiguous(2, 3, 6, 4), _not_contiguous(1, 3, 5, 9)]
 
 TRAPS = [
+    *(
+        Trap(
+            name=f"a U-Net {what} in the rounds whose sizes differ",
+            source="aladdinpersson/Machine-Learning-Collection semantic_segmentation_unet/model.py, and its forks",
+            make=make,
+            example=_EVEN,
+            uses=[once(2, 3, *size) for size in ((8, 8), (6, 6), (5, 9), (7, 4), (16, 13))],
+            shrinks="repaired",
+        )
+        for what, make in (("interpolates", _UNet), ("resizes", _ResizedUNet), ("cuts", _CroppedUNet))
+    ),
     Trap(
-        name="a U-Net resizes in the rounds whose sizes differ",
-        source="aladdinpersson/Machine-Learning-Collection semantic_segmentation_unet/model.py",
-        make=_UNet,
-        example=_EVEN,
-        uses=[once(2, 3, *size) for size in ((8, 8), (6, 6), (5, 9), (7, 4), (16, 13))],
-        shrinks="repaired",
+        name="cuts along the channels in another layout",
+        source="a slice on channels last, of a width that the layer behind does not have",
+        make=lambda: _Between(_cut_along_the_last, _Narrow()),
+        example=_of((2, 4, 5, 3)),
+        uses=[once(2, 5, 4, 3), _not_contiguous(2, 5, 4, 3)],
     ),
     Trap(
         name="pads to whole strides where there is anything to pad",
