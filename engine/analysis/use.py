@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -62,7 +63,8 @@ class Use:
         self._channels = self._table.counts(self._table.look(structure.born))  # of each layer
         for value in self.graph.outputs:
             self.add_all(value)
-        for value in (self.graph.values[index] for group in self.graph.interchangeable for index in group):
+        for index in itertools.chain(*self.graph.interchangeable, self.graph.moving):
+            value = self.graph.values[index]
             self.add(value, constants[value] != 0)
         for node in reversed(self.graph.nodes):
             if any(self._is_used(value) for value in node.outputs):

@@ -20,12 +20,25 @@ __all__ = [
 
 
 class Effect(enum.IntEnum):
-    """An effect of code on the contents of a variable; each includes the smaller ones."""
+    """An effect of code on the contents of a variable; each includes the smaller ones, but CHANGES not MOVES.
+
+    MOVES is that of code that keeps zeros, and may fill in, drop or average positions (`Functions.moves`).
+    """
 
     KEEPS = 0
     KEEPS_ZERO = 1
-    CHANGES = 2
-    USES = 3
+    MOVES = 2
+    CHANGES = 3
+    USES = 4
+
+    def and_then(self, other: Effect) -> Effect:
+        """Return the effect of code with both effects.
+
+        Example:
+            >>> Effect.KEEPS.and_then(Effect.MOVES).name, Effect.CHANGES.and_then(Effect.MOVES).name
+            ('MOVES', 'USES')
+        """
+        return Effect.USES if {self, other} == {Effect.MOVES, Effect.CHANGES} else max(self, other)
 
 
 @dataclass(frozen=True)
@@ -43,6 +56,9 @@ class Functions:
         aligned: ops that keep the shape of a tensor, and each entry in its channel.
         copying: functions that return a copy of a tensor.
         contracted: returns the value that an op contracts with a weight, and over which dimension, or None.
+        moving: ops that keep the first two dimensions of a tensor if their sizes stay the same.
+        moves: whether a call of a plain function pads with zeros, cuts or resizes at most the dimensions from the third
+            on of a tensor with four or more.
     """
 
     keeps: frozenset[str]
@@ -55,6 +71,8 @@ class Functions:
     aligned: frozenset[str] = frozenset()
     copying: frozenset[str] = frozenset()
     contracted: Callable[[Any], tuple[Any, int] | None] = lambda node: None
+    moving: frozenset[str] = frozenset()
+    moves: Callable[[ast.Call], bool] = lambda call: False
 
     def of_call(self, name: str) -> Effect | None:
         """Return the effect of a function on the entries of a tensor; None if it is unknown."""
@@ -70,7 +88,7 @@ _METADATA = frozenset(
 _METADATA_FUNCTIONS = frozenset(
     "isinf isnan isfinite is_tensor is_floating_point isinstance hasattr finfo type len id is_grad_enabled".split()
 )
-_NAMESPACES = frozenset("torch F nn functional math".split())
+_NAMESPACES = frozenset("torch F TF nn functional math".split())
 
 
 def effects(
@@ -97,7 +115,7 @@ def effects(
     for node in nodes:
         own = _assignment_effect(node, functions, returned) or _round_trips(node, foreign)
         for name in set(names_read(node)):
-            result[name] = max(result.get(name, Effect.KEEPS), own.get(name, Effect.USES))
+            result[name] = result.get(name, Effect.KEEPS).and_then(own.get(name, Effect.USES))
     return result
 
 
@@ -148,14 +166,33 @@ def effect_on(expr: ast.expr, name: str, functions: Functions) -> Effect | None:
         if own is None or _mentions(other, name):
             return None
         if isinstance(expr.op, ast.Mult) or (isinstance(expr.op, ast.Div) and left is not None):
-            return max(own, Effect.KEEPS_ZERO)
-        return max(own, Effect.CHANGES) if isinstance(expr.op, (ast.Add, ast.Sub)) else None
+            return own.and_then(Effect.KEEPS_ZERO)
+        return own.and_then(Effect.CHANGES) if isinstance(expr.op, (ast.Add, ast.Sub)) else None
     if isinstance(expr, ast.UnaryOp) and isinstance(expr.op, ast.USub):
         inner = effect_on(expr.operand, name, functions)
-        return None if inner is None else max(inner, Effect.KEEPS_ZERO)
+        return None if inner is None else inner.and_then(Effect.KEEPS_ZERO)
+    if isinstance(expr, ast.Subscript) and _is_cut(expr.slice) and not _mentions(expr.slice, name):
+        inner = effect_on(expr.value, name, functions)
+        return None if inner is None else inner.and_then(Effect.MOVES)
     if isinstance(expr, ast.Call) and isinstance(expr.func, ast.Attribute):
         return _call_effect(expr, expr.func, name, functions)
     return None
+
+
+def _is_cut(index: ast.expr) -> bool:
+    """Whether an index takes a part of the last dimensions of a picture, and all of the first two.
+
+    Example:
+        >>> texts = ("x[:, :, :h, :w]", "x[..., a:b]", "x[:, c:]", "x[:, :, 0]", "x[..., :c, :h, :w]", "x[:]")
+        >>> [_is_cut(ast.parse(text, mode="eval").body.slice) for text in texts]
+        [True, True, False, False, False, False]
+    """
+    match index:
+        case ast.Tuple(elts=[ast.Constant(value=value), *rest]) if value is ...:
+            return 0 < len(rest) <= 2 and all(isinstance(part, ast.Slice) for part in rest)
+        case ast.Tuple(elts=[ast.Slice(None, None, None), ast.Slice(None, None, None), *rest]):
+            return all(isinstance(part, ast.Slice) for part in rest)
+    return False
 
 
 def _call_effect(expr: ast.Call, function: ast.Attribute, name: str, functions: Functions) -> Effect | None:
@@ -163,12 +200,14 @@ def _call_effect(expr: ast.Call, function: ast.Attribute, name: str, functions: 
     if function.attr.rstrip("_") == "clamp" and _is_symmetric_clamp(expr):
         level = Effect.KEEPS_ZERO
     plain = _root(function.value) in _NAMESPACES
+    if plain and functions.moves(expr):
+        level = Effect.MOVES
     own = (expr.args[0] if expr.args else None) if plain else function.value
     rest = [*(expr.args[1:] if plain else expr.args), *(k.value for k in expr.keywords)]
     inner = None if own is None else effect_on(own, name, functions)
     if level is None or inner is None or any(_mentions(part, name) for part in rest):
         return None
-    return max(inner, level)
+    return inner.and_then(level)
 
 
 def _root(node: ast.expr) -> str:

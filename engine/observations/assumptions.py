@@ -19,6 +19,7 @@ class Assumptions:
         varying: values whose numbers are unknown, each with whether its zeros stay zero, by index.
         doubted: numbers among the arguments of ops that may be other numbers, by index of the node.
         interchangeable: groups of values, each of which may replace the others.
+        moving: values whose entries may be at other positions, along dimensions from the third on, by index.
         keeping: places of code that did not run and keeps all channels of what it reads.
         notes: messages for the user.
 
@@ -36,6 +37,7 @@ class Assumptions:
     varying: dict[int, tuple[Value, bool]] = field(default_factory=dict)
     doubted: dict[int, tuple[int | float, ...]] = field(default_factory=dict)
     interchangeable: list[tuple[Value, ...]] = field(default_factory=list)
+    moving: dict[int, Value] = field(default_factory=dict)
     keeping: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
@@ -76,6 +78,18 @@ class Assumptions:
         """
         self.interchangeable += [tuple(values)] if values else []
         self.vary(values, zeros_stay=True)
+
+    def move(self, values: Sequence[Value], reason: str, place: str | None = None) -> None:
+        """Assume that values may be padded, cut or resized along their dimensions from the third on; zeros stay zero.
+
+        Args:
+            values: the values; those with less than four dimensions count as used.
+            reason, place: as for `use`.
+        """
+        self.use([value for value in values if value.ndim < 4], reason, place)
+        pictures = [value for value in values if value.ndim >= 4]
+        self.moving.update((value.index, value) for value in pictures)
+        self.vary(pictures, zeros_stay=True)
 
     def doubt(self, node: Node, numbers: Sequence[int | float]) -> None:
         """Assume that numbers among the arguments of an op may be any other numbers.

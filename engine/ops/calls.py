@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+
 from engine.flow.effects import Functions
-from engine.ops import contraction, norm, products, span
+from engine.ops import contraction, norm, products, slicing, span, spatial
 from engine.ops.filled import OF_ONE_NUMBER
 from engine.program.graph import Node, Value
 
@@ -29,6 +31,28 @@ _CHANGES = (
 )
 _NORMS = [op for file in (norm, span) for rule in file.RULES if rule.normalises for op in rule.ops]
 
+_RESIZING = frozenset("center_crop interpolate resize upsample upsample_bilinear upsample_nearest".split())
+_MOVING = [op for file in (spatial, slicing) for rule in file.RULES for op in rule.ops]
+
+
+def _moves(call: ast.Call) -> bool:
+    """Whether a call resizes a picture, or pads at most its last two dimensions with zeros, or with its own numbers.
+
+    Example:
+        >>> texts = "F.interpolate(x, size)", "F.pad(x, [0, a, 0, b])", "F.pad(x, (0, 0, a))", "F.pad(x, p)"
+        >>> [_moves(ast.parse(text, mode="eval").body) for text in texts]
+        [True, True, False, False]
+    """
+    name = getattr(call.func, "attr", "")
+    if name in _RESIZING or name != "pad":
+        return name in _RESIZING
+    rest, keywords = call.args[1:], {k.arg: k.value for k in call.keywords}
+    amounts = rest[0] if rest else keywords.get("pad")
+    is_short = isinstance(amounts, (ast.List, ast.Tuple)) and len(amounts.elts) in (2, 4)
+    plain = is_short and not any(isinstance(n, ast.Starred) for n in amounts.elts)  # type: ignore[union-attr]
+    return plain and len(rest) <= 2 and keywords.keys() <= {"pad", "mode"}
+
+
 FUNCTIONS = Functions(
     keeps=frozenset(_KEEPS),
     keeps_zero=frozenset(_KEEPS_ZERO),
@@ -40,5 +64,7 @@ FUNCTIONS = Functions(
     contracted=_contracted,
     copying=frozenset({"clone", "contiguous"}),
     aligned=frozenset([*_KEEPS, *_KEEPS_ZERO, *_CHANGES, *_NORMS]),
+    moving=frozenset(_MOVING),
+    moves=_moves,
 )
 """`chunk`, `repeat` and `tensor_split` take numbers of parts or copies, not sizes."""

@@ -1,7 +1,7 @@
 """Point-wise ops with broadcasting: all operands keep the same channels.
 
 Ops are listed by their effect on constants. Any function of constants is constant; a product is zero where either
-factor is; comparisons return booleans, whose constants are not followed any further.
+factor is, and a choice where both entries are the same; of comparisons, those of zeros are followed.
 """
 
 from __future__ import annotations
@@ -46,12 +46,17 @@ PRODUCTS = "mul multiply".split()
 # Zero where the dividend is zero, unless the divisor is known to be zero.
 QUOTIENTS = "div divide true_divide".split()
 
+# Known where all operands are zero: what rounding makes of another constant may be on the other side.
+COMPARISONS = "eq ge gt le lt ne".split()
+
 # The constants of the result are not followed.
 OPAQUE = """
-    __and__ __iand__ __ior__ __ixor__ __or__ __xor__ bitwise_and bitwise_not bitwise_or bitwise_xor eq ge gt isfinite
-    isinf isnan le logical_and logical_not logical_or logical_xor lt masked_fill ne where
+    __and__ __iand__ __ior__ __ixor__ __or__ __xor__ bitwise_and bitwise_not bitwise_or bitwise_xor isfinite isinf isnan
+    logical_and logical_not logical_or logical_xor
 """.split()
 
+# One of two entries, as a condition says.
+CHOICES = "masked_fill where".split()
 
 # Their value at zero depends on the sign of the zero, which is unknown.
 SIGNED = "atan2 copysign".split()
@@ -206,6 +211,32 @@ def _choice_labels(node: Node, labels: Labels) -> None:
         broadcast_labels(node, labels)
 
 
+def _compared(node: Node, constants: Constants) -> Sequence[Tensor] | None:
+    numbers = [item for item in node.args.values() if isinstance(item, (int, float))]
+    if any(0 < abs(number) < _ROUNDED_TO_ZERO for number in numbers):
+        return None
+    zero = torch.zeros(1, dtype=torch.float64)
+    outcome = float(_functional(node, {value.index: zero for value in node.inputs}))
+    zeros = [_lift(node, value, constants.plain(value)) == 0 for value in node.inputs]
+    return [torch.where(functools.reduce(torch.logical_and, zeros), outcome, math.nan)]
+
+
+_ROUNDED_TO_ZERO = 1e-6
+"""A smaller number may be zero in half precision."""
+
+
+def _chosen(node: Node, constants: Constants) -> Sequence[Tensor] | None:
+    """Constant where both entries are the same, whichever is chosen."""
+    if _finds_places(node):
+        return None
+    items = node.args["self"], node.args["value" if node.op == "masked_fill" else "other"]
+    numbers = (
+        torch.full([1] * node.output.ndim, item, dtype=torch.float64) for item in items if not isinstance(item, Value)
+    )
+    one, other = [*(_lift(node, item, constants.plain(item)) for item in items if isinstance(item, Value)), *numbers]
+    return [torch.where(one == other, one, math.nan)]
+
+
 def _choice_used(node: Node, use: Use) -> None:
     if _finds_places(node):
         use.add_all(node.inputs[0])
@@ -325,6 +356,19 @@ def _opaque_samples() -> Iterable[Sample]:
     yield _of_two("choices", _choices)
 
 
+def _comparison_samples() -> Iterable[Sample]:
+    yield through("a straight-through step", lambda x: (x > 0.3).to(x) - x.detach() + x)
+    yield through("places of zeros", lambda x: x + (x == 0).to(x) + (x >= -1) * (x <= 2))
+    yield _of_two("the larger one", lambda x, y: (x > y).to(x) * 2 + (x != y).to(x) + (x < y).to(x))
+
+
+def _choice_samples() -> Iterable[Sample]:
+    yield through("a leaky ReLU by hand", lambda x: torch.where(x > 0, x, x * 0.1))
+    yield through("a choice beside a number", lambda x: torch.where(x > 0.2, torch.where(x < 2, x, 0.0), 0.0))
+    yield through("entries filled with zeros", lambda x: x.masked_fill(x < 0.3, 0.0))
+    yield through("entries filled with another number", lambda x: x.masked_fill(x < 0.3, 0.5))
+
+
 def _dropout_samples() -> Iterable[Sample]:
     yield through("dropout", lambda x: F.dropout2d(F.dropout(x, training=False), training=False))
 
@@ -346,7 +390,9 @@ RULES = [
     Rule(tuple(COMBINING), broadcast_labels, _combined, _used, elementwise=1, samples=_combining_samples),
     Rule(tuple(PRODUCTS), broadcast_labels, _product, _product_used, elementwise=1, samples=_product_samples),
     Rule(tuple(QUOTIENTS), broadcast_labels, _quotient, _used, elementwise=1, samples=_quotient_samples),
-    Rule(tuple(OPAQUE), _choice_labels, use=_choice_used, elementwise=1, samples=_opaque_samples),
+    Rule(tuple(COMPARISONS), broadcast_labels, _compared, _used, elementwise=1, samples=_comparison_samples),
+    Rule(tuple(OPAQUE), broadcast_labels, use=_used, elementwise=1, samples=_opaque_samples),
+    Rule(tuple(CHOICES), _choice_labels, _chosen, _choice_used, elementwise=1, samples=_choice_samples),
     Rule(tuple(DROPOUT), broadcast_labels, _dropped, _used, samples=_dropout_samples),
     Rule(("glu",), _glu_labels, constants=_glu_constants, use=_glu_used, elementwise=1),
     Rule(("copy",), broadcast_labels, _copied, _copy_used),

@@ -293,12 +293,18 @@ def _pin(shrunk: Shrunk, checked: _Checked) -> Pin | None:
         return None
     structure, node = shrunk.structure, checked.node
     sources = list(leaves(checked.expr))
-    fixed = all(not isinstance(s, ShapeOf) or structure.along(s.value, s.dim) is not None for s in sources)
-    if not fixed:
+    if not all(_is_the_same_in_all_calls(structure, leaf) for leaf in sources):
         return None
     owner = structure.graph.types[node.module]
     pin = pin_of(node, checked.demand.argument, checked.demand.wanted, owner)
     return pin if pin is None or sources or is_pinned(owner, pin) else None
+
+
+def _is_the_same_in_all_calls(structure: Structure, leaf: ShapeOf | AttributeOf) -> bool:
+    """Whether a size is a number of channels, or that of a parameter, or of a buffer that no code replaces."""
+    if isinstance(leaf, ShapeOf) and leaf.value.stored:
+        return leaf.value.name not in structure.graph.changing
+    return not isinstance(leaf, ShapeOf) or structure.along(leaf.value, leaf.dim) is not None
 
 
 def _demands(node: Node, shrunk: Shrunk) -> Iterator[Demand]:

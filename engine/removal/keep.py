@@ -228,7 +228,8 @@ def only_zeros(structure: Structure, constants: Constants, use: Use) -> Iterator
 def _interchangeable(structure: Structure, constants: Constants) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the slots of values that may stand in the place of others, with their constants, NaN where they vary.
 
-    Where such values have other slots than one another, as two layers compute them, NaN stands for all.
+    Where such values have other slots than one another, as two layers compute them, NaN stands for all. The same goes
+    for positions in values that other code may pad, cut or resize.
     """
     for group in structure.graph.interchangeable:
         values = [structure.graph.values[index] for index in group]
@@ -239,6 +240,12 @@ def _interchangeable(structure: Structure, constants: Constants) -> Iterator[tup
                 if own is not None:
                     row = constants.along(value, dim)
                     yield own, row if alike else torch.full_like(row, torch.nan)
+    for value in (structure.graph.values[index] for index in structure.graph.moving):
+        for dim in range(value.ndim):
+            own = structure.along(value, dim)
+            if own is not None:
+                row = constants.along(value, dim)
+                yield own, row if dim < 2 else torch.full_like(row, torch.nan)
 
 
 def _are_same(slots: Sequence[Tensor | None]) -> bool:

@@ -110,30 +110,59 @@ def average_squares(function: ast.FunctionDef, call: ast.Call, count: float, pla
     is_here = difference is centred  # or before, and variables may have other values by now
     (first_x, x), (first_u, u) = (
         _named(side, f"_{name}_{call.end_lineno}_{call.end_col_offset}", may_keep=is_here)
-        for name, side in (("x", difference.left), ("u", difference.right))
+        for name, side in zip("xu", _sides(difference), strict=True)
     )
     if not is_here:
-        difference.left, difference.right = first_x, first_u
+        _put_sides(difference, first_x, first_u)
         first_x, first_u = x, u
     product = ast.BinOp(first_x, ast.Mult(), ast.BinOp(x, ast.Sub(), ast.BinOp(ast.Constant(2), ast.Mult(), first_u)))
     return _method(mean.average(product, count, place), "add", mean.method(_method(u, "square"), "mean"))
 
 
-def _difference(function: ast.FunctionDef, value: ast.expr) -> ast.BinOp | None:
+def _difference(function: ast.FunctionDef, value: ast.expr) -> ast.expr | None:
     """Return the subtraction that computes a value, here or in the assignment of a variable; None if there is none."""
     if isinstance(value, ast.Name):
         last = list(definitions_before(function, value.id, value) or ())
         if len(last) != 1 or last[0].value is None:
             return None
         value = last[0].value
-    return value if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Sub) else None
+    return value if _sides(value) else None
+
+
+def _sides(difference: ast.expr) -> Sequence[ast.expr]:
+    """Return what is subtracted from, and what is subtracted; nothing if an expression is no subtraction.
+
+    Example:
+        >>> texts = ("x - u", "x.sub(u)", "torch.sub(x, u)", "x.sub(u, alpha=2)", "x + u")
+        >>> [[ast.unparse(side) for side in _sides(ast.parse(text, mode="eval").body)] for text in texts]
+        [['x', 'u'], ['x', 'u'], ['x', 'u'], [], []]
+    """
+    if isinstance(difference, ast.BinOp):
+        return (difference.left, difference.right) if isinstance(difference.op, ast.Sub) else ()
+    match difference:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="torch"), attr="sub"), args=[x, u], keywords=[]):
+            return x, u
+        case ast.Call(func=ast.Attribute(value=x, attr="sub"), args=[u], keywords=[]):
+            return x, u
+    return ()
+
+
+def _put_sides(difference: ast.expr, x: ast.expr, u: ast.expr) -> None:
+    """Replace both sides of a subtraction."""
+    match difference:
+        case ast.BinOp():
+            difference.left, difference.right = x, u
+        case ast.Call(args=[_, _]):
+            difference.args = [x, u]
+        case ast.Call(func=ast.Attribute() as method):
+            method.value, difference.args = x, [u]
 
 
 def _squared(expr: ast.expr) -> ast.expr | None:
     """Return what an expression is the square of; None if it is no square.
 
     Example:
-        >>> texts = ("d ** 2", "d.pow(2)", "torch.square(d - u)", "d * d", "d * e", "d ** 3")
+        >>> texts = ("d ** 2", "d.pow(2)", "torch.square(d - u)", "torch.mul(d, d)", "d * e", "d.mul(e)")
         >>> squares = [_squared(ast.parse(text, mode="eval").body) for text in texts]
         >>> [ast.unparse(square) if square else None for square in squares]
         ['d', 'd', 'd - u', 'd', None, None]
@@ -143,10 +172,22 @@ def _squared(expr: ast.expr) -> ast.expr | None:
             return base
         case ast.BinOp(left=ast.Name(id=left) as base, op=ast.Mult(), right=ast.Name(id=right)) if left == right:
             return base
+        case ast.Call(func=ast.Attribute(attr="mul")):
+            return _square_by_name(expr)
     power = _Reduction.of(expr, "pow", "square")
     match power:
         case _Reduction("pow", base, [ast.Constant(value=2)], []) | _Reduction("square", base, [], []):
             return base
+    return None
+
+
+def _square_by_name(call: ast.Call) -> ast.expr | None:
+    """Return what a call multiplies by itself: ``d`` in ``d.mul(d)`` and ``torch.mul(d, d)``."""
+    match call:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="torch")), args=[ast.Name() as base, ast.Name(id=other)]):
+            return base if base.id == other else None
+        case ast.Call(func=ast.Attribute(value=ast.Name() as base), args=[ast.Name(id=other)]):
+            return base if base.id == other else None
     return None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from engine.program.places import shown_place
 
-__all__ = ["BranchNotes", "listed", "notes_on_modules"]
+__all__ = ["BranchNotes", "listed", "notes_on_modules", "reason_of_reading", "reason_of_replacing"]
 
 _MOST_NAMES = 6
 _ADVICE = "Pass an example, or an entry, that runs it."
@@ -57,6 +57,27 @@ class BranchNotes:
         if others := [shown_place(place) for place in self.not_analyzed if place not in self.read]:
             messages.append(f"Code that did not run and was not analyzed: {listed(others)}. {_ADVICE}")
         return messages
+
+
+def reason_of_reading(place: str, has_run: bool) -> str:
+    """Return why a value stays that code at a place may read.
+
+    Args:
+        place: file and line.
+        has_run: whether the code ran in other rounds of a loop or in other calls.
+    """
+    ran = "ran only in some rounds or calls" if has_run else "did not run"
+    return f"could be read by the code at {shown_place(place)}, which {ran}"
+
+
+def reason_of_replacing(place: str) -> str:
+    """Return why a value stays that goes on where the condition at a place comes out otherwise.
+
+    Example:
+        >>> reason_of_replacing("unet.py:12")
+        'may take the place of what is computed behind the condition at unet.py:12'
+    """
+    return f"may take the place of what is computed behind the condition at {shown_place(place)}"
 
 
 def listed(items: Iterable[str]) -> str:

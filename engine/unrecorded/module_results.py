@@ -191,7 +191,7 @@ class _Calls:
             return True
         if self._held(variable, outputs):
             effect = self._branch.effects().get(variable, Effect.KEEPS)
-            return effect is not Effect.USES or variable in self._branch.passed_on()
+            return effect not in (Effect.MOVES, Effect.USES) or variable in self._branch.passed_on()
         names = [n for n in self._branch.branch.syntax if isinstance(n, ast.Name) and n.id == variable]
         loads = [n for n in names if isinstance(n.ctx, ast.Load)]
         is_own = not self._branch.values_of(variable, {})

@@ -6,15 +6,30 @@ import ast
 import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import CodeType
+from typing import Protocol
 
 from engine.flow.branches import Branch
 from engine.flow.effects import Effect, Functions, effect_on
 from engine.observations.dataflow import Dataflow
-from engine.program.graph import Value
+from engine.program.graph import Node, Value
 from engine.source.bindings import bindings, bound_value
 from engine.source.syntax import nodes_of
 
-__all__ = ["are_aligned", "before_and_after", "effects_of_skipping", "is_in_loop"]
+__all__ = ["are_aligned", "before_and_after", "effects_of_skipping", "is_in_loop", "values_alike"]
+
+
+class _Untaken(Protocol):
+    """The part of `UntakenBranch` used here; it imports this file."""
+
+    @property
+    def branch(self) -> Branch: ...
+
+    @property
+    def code(self) -> CodeType: ...
+
+    @property
+    def owner(self) -> str: ...
+
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
@@ -39,7 +54,8 @@ def effects_of_skipping(
             continue
         if "." not in name and (is_in_loop(branch.skipped, tree) or _is_set_elsewhere(name, branch, tree)):
             own = [effect_on(bound_value(name, binding), name, functions) for binding in skipped]
-            effects[name] = max((Effect.USES if effect is None else effect for effect in own), default=Effect.USES)
+            known = [Effect.USES if effect is None else effect for effect in own]
+            effects[name] = functools.reduce(Effect.and_then, known) if known else Effect.USES
     return effects
 
 
@@ -81,7 +97,7 @@ def before_and_after(
     Returns:
         Values with the same channels; None if their channels differ, or the code computed none of them.
     """
-    lines = {line for s in branch.skipped for line in range(s.lineno, (s.end_lineno or s.lineno) + 1)}
+    lines = _lines(branch)
     after = [value for value in values if _is_computed_on(lines, code, value, dataflow)]
     before = [v for v in values if v not in after and any(dataflow.follows(a, [v], aligned=True) for a in after)]
     if not after or not all(dataflow.follows(value, before, aligned=True) for value in after):
@@ -89,9 +105,53 @@ def before_and_after(
     return [*before, *after]
 
 
+def values_alike(
+    branch: _Untaken, values: Sequence[Value], effect: Effect, dataflow: Dataflow
+) -> Sequence[Sequence[Value]]:
+    """Return groups of a variable's values of which each may take the place of the others if code is skipped.
+
+    Args:
+        branch: the side of a condition that skips the code.
+        values: values that the variable held.
+        effect: of skipping the code.
+        dataflow: of the recorded ops.
+
+    Returns:
+        All values, if they have the same channels as along a residual stream; otherwise each result of the code with
+        the value that it pads, cuts or resizes channel by channel; none if the code computes anything else.
+    """
+    if effect is Effect.USES and are_aligned(values, dataflow):
+        return [values]
+    lines = _lines(branch.branch)
+    nodes = [node for node in dataflow.nodes_in(branch.owner) if _is_on(lines, branch.code, node)]
+    producers = {value.index: node for node in nodes for value in node.outputs}
+    inner = {value.index for node in nodes for value in node.inputs}
+    sources, pairs = {value.index for value in values} - producers.keys(), []
+    for result in (value for node in nodes for value in node.outputs if value.index not in inner):
+        source = result
+        while source.index in producers:
+            node = producers[source.index]
+            if len(node.outputs) != 1 or len(node.inputs) != 1:
+                return []
+            if node.op.rstrip("_") not in dataflow.functions.moving | dataflow.functions.aligned:
+                return []
+            source = node.inputs[0]
+        if source.index not in sources or source.ndim != result.ndim or source.shape[:2] != result.shape[:2]:
+            return []
+        pairs.append((source, result))
+    return pairs
+
+
+def _lines(branch: Branch) -> Collection[int]:
+    return {line for s in branch.skipped for line in range(s.lineno, (s.end_lineno or s.lineno) + 1)}
+
+
+def _is_on(lines: Collection[int], code: CodeType, node: Node) -> bool:
+    return node.site is not None and node.site.code is code and node.site.line in lines
+
+
 def _is_computed_on(lines: Collection[int], code: CodeType, value: Value, dataflow: Dataflow) -> bool:
-    site = None if value.producer is None else dataflow.nodes[value.producer].site
-    return site is not None and site.code is code and site.line in lines
+    return value.producer is not None and _is_on(lines, code, dataflow.nodes[value.producer])
 
 
 def is_in_loop(nodes: Iterable[ast.AST], tree: ast.AST) -> bool:

@@ -26,10 +26,9 @@ from engine.observations.dataflow import Dataflow
 from engine.observations.recorded_runs import RecordedRuns
 from engine.observations.surroundings import use_values_around_code
 from engine.program.graph import Value
-from engine.program.places import shown_place
 from engine.source.model_code import source_files
 from engine.unrecorded.argument_fallbacks import assume_fallbacks_vary
-from engine.unrecorded.branch_notes import BranchNotes, notes_on_modules
+from engine.unrecorded.branch_notes import BranchNotes, notes_on_modules, reason_of_reading, reason_of_replacing
 from engine.unrecorded.dynamic_calls import assume_nothing_of_dynamic_calls
 from engine.unrecorded.idle_modules import IdleModules, unrecorded_methods
 from engine.unrecorded.inline_choices import parameters_instead, values_instead
@@ -42,7 +41,7 @@ from engine.unrecorded.picked_items import use_values_picked_by_numbers
 from engine.unrecorded.removable_hooks import use_values_around_removable_hooks
 from engine.unrecorded.replaced_calls import assume_other_choices
 from engine.unrecorded.settable_numbers import doubt_numbers_set_later, reads_attribute
-from engine.unrecorded.skipped_code import are_aligned, before_and_after
+from engine.unrecorded.skipped_code import before_and_after, values_alike
 from engine.unrecorded.unread_functions import assume_nothing_of_unread_functions
 from engine.unrecorded.untaken import UntakenBranch
 
@@ -198,7 +197,7 @@ class _UntakenBranches:
                 self._assumptions.vary(values)
             elif effect is Effect.CHANGES and branch.mentioned_modules():
                 effect = Effect.KEEPS_ZERO  # the outputs of modules that ran elsewhere are masked as well
-            if is_weight or name in used or effect in (Effect.KEEPS_ZERO, Effect.CHANGES):
+            if is_weight or name in used or effect not in (Effect.KEEPS, Effect.USES):
                 self._note(self.notes.read, branch)
                 self._touch(values, effect, branch)
             elif effect is Effect.USES:
@@ -220,13 +219,15 @@ class _UntakenBranches:
             use_values_around_code(branch.code, self._runs.modules, self._dataflow, self._assumptions, reason)
         for name, effect in branch.effects_of_skipping().items():
             values = branch.values_of(name, self._runs.stored)
-            aligned = are_aligned(values, self._dataflow) and not branch.holds_unread(name, self._runs.stored)
-            if effect is Effect.USES and aligned:
-                self._assumptions.interchange(values)
-            elif effect is Effect.USES and values:
+            replaces, is_read = effect in (Effect.MOVES, Effect.USES), not branch.holds_unread(name, self._runs.stored)
+            if replaces and is_read and (alike := values_alike(branch, values, effect, self._dataflow)):
+                for group in alike:
+                    self._assumptions.interchange(group)
+            elif effect is Effect.MOVES and is_read:
+                self._touch(values, effect, branch)
+            elif replaces and values:
                 self._note(self.notes.left_out, branch)
-                reason = f"may take the place of what is computed behind the condition at {shown_place(branch.place)}"
-                self._assumptions.use(values, reason)
+                self._assumptions.use(values, reason_of_replacing(branch.place))
                 self._assumptions.vary(values)
             elif effect in (Effect.KEEPS_ZERO, Effect.CHANGES):
                 pair = before_and_after(branch.branch, branch.code, values, self._dataflow)
@@ -256,10 +257,11 @@ class _UntakenBranches:
         self.notes.options.update(dict.fromkeys(prefix + name for name in sorted(self._options_tested(branch))))
 
     def _touch(self, values: Iterable[Value], effect: Effect, branch: UntakenBranch) -> None:
+        reason = reason_of_reading(branch.place, branch.has_run)
         if effect is Effect.USES:
-            where = "which ran only in some rounds or calls" if branch.has_run else "which did not run"
-            reason = f"could be read by the code at {shown_place(branch.place)}, {where}"
             self._assumptions.use(values, reason, branch.place)
+        elif effect is Effect.MOVES:
+            self._assumptions.move(list(values), reason, branch.place)
         else:
             self._assumptions.vary(values, zeros_stay=effect is Effect.KEEPS_ZERO)
 

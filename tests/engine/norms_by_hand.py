@@ -40,6 +40,26 @@ class Difference(Norm):
         return self.weight * (x + mean) / (4 * root) + self.bias
 
 
+class ByFunctions(Norm):
+    """Every operator by its name."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalised tensor."""
+        centred = torch.sub(x, torch.mean(x, 1, keepdim=True))
+        root = torch.sqrt(torch.mean(torch.mul(centred, centred), 1, keepdim=True).add(self.eps))
+        return torch.mul(self.weight, centred.div(root)).add(self.bias)
+
+
+class ByMethods(Norm):
+    """Every operator by the name of a tensor's method."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalised tensor."""
+        u = x.mean(1, keepdim=True)
+        s = x.sub(u).pow(2).mean(1, keepdim=True)
+        return x.sub(u).div(s.add(self.eps).sqrt()).mul(self.weight).add(self.bias)
+
+
 class InPlaceOfTheInput(Norm):
     """T5's norm with the mean subtracted first."""
 
@@ -131,6 +151,8 @@ class MeanSize(Norm):
 NORMS = [
     Squares,
     Difference,
+    ByFunctions,
+    ByMethods,
     InPlaceOfTheInput,
     Deviation,
     Variance,

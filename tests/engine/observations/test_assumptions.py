@@ -25,3 +25,12 @@ def test_what_is_used_elsewhere_varies() -> None:
     assumptions = Assumptions()
     assumptions.use([activation, parameter], "is read elsewhere")
     assert assumptions.varying == {0: (activation, False)}
+
+
+def test_pictures_may_be_resized_and_other_values_count_as_used() -> None:
+    """Dimensions from the third on are positions, if there are four."""
+    tokens, picture = Value(0, (2, 3, 4), torch.float32), Value(1, (2, 3, 4, 4), torch.float32)
+    assumptions = Assumptions()
+    assumptions.move([tokens, picture], "is resized elsewhere")
+    assert assumptions.used == {0: (tokens, "is resized elsewhere")} and assumptions.moving == {1: picture}
+    assert assumptions.varying == {0: (tokens, False), 1: (picture, True)}

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import engine
-from engine.ops.pointwise import COMBINING, OPAQUE, PRODUCTS, QUOTIENTS, UNARY
+from engine.ops.pointwise import CHOICES, COMBINING, COMPARISONS, OPAQUE, PRODUCTS, QUOTIENTS, UNARY
 from engine.ops.samples import Apply
 from tests.engine.exactness import check_exact, randomised
 from tests.engine.nets import Mean, Net, constants_of, dead, image, structure
@@ -170,16 +170,23 @@ def test_prelu_meets_dimension_one() -> None:
     check_use(lambda m, x: m.act(x), [2, 6], [2, 6], act=nn.PReLU(8))
 
 
-@pytest.mark.parametrize("op", ["eq", "ge", "gt", "le", "lt", "ne"])
-def test_comparisons_are_never_constants(op: str) -> None:
-    """A NaN compares as False, which would be a wrong constant."""
+@pytest.mark.parametrize("op", COMPARISONS)
+def test_comparisons_are_constants_of_zeros_alone(op: str) -> None:
+    """A NaN compares as False, which would be a wrong constant; so may what rounding makes of a number."""
     check_constants(lambda x: getattr(torch, op)(x, 0.1).to(x), known=[])
+    check_constants(lambda x: getattr(torch, op)(x * 0, 0.1).to(x), known=[0, 1, 2, 3])
+    check_constants(lambda x: getattr(torch, op)(x * 0, 1e-9).to(x), known=[])
+    check_constants(lambda x: getattr(torch, op)(x * 0, x).to(x), known=[])
 
 
-def test_where_and_masked_fill_are_never_constants() -> None:
+def test_choices_are_constants_where_both_entries_are_the_same() -> None:
     """The condition may vary where the operands do not."""
     check_constants(lambda x: torch.where(x > 0, x, -x), known=[])
+    check_constants(lambda x: torch.where(x.flip(1) > 0, x, x), known=[0, 1, 2, 3])
+    check_constants(lambda x: torch.where(x > 0, x * 0, 0.0), known=[0, 1, 2, 3])
     check_constants(lambda x: x.masked_fill(x > 0, 1.0), known=[])
+    check_constants(lambda x: (x * 0).masked_fill(x > 0, 0.0), known=[0, 1, 2, 3])
+    check_constants(lambda x: (x * 0).masked_fill(x > 0, torch.zeros(()).to(x)), known=[0, 1, 2, 3])
 
 
 def test_filled_tensors_are_constants_and_use_nothing() -> None:
@@ -253,7 +260,7 @@ def test_point_wise_ops_are_counted_in_full_mode_only() -> None:
 
 def test_the_lists_name_ops_that_exist_once() -> None:
     """Every name is an op of aten, and no name is on two lists."""
-    names = [*UNARY, *COMBINING, *PRODUCTS, *QUOTIENTS, *OPAQUE]
+    names = [*UNARY, *COMBINING, *PRODUCTS, *QUOTIENTS, *COMPARISONS, *CHOICES, *OPAQUE]
     assert len(set(names)) == len(names)
     assert not [n for n in names if not hasattr(torch.ops.aten, n)]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +14,9 @@ from torch.nn.utils import parametrize
 
 from engine.analysis.constants import Constants
 from engine.analysis.labels import Labels
+from engine.removal import demands
 from tests.engine.traps.padding import at
-from tests.engine.traps.trap import Ablation, Trap
+from tests.engine.traps.trap import Ablation, Trap, Use
 
 __all__ = ["ABLATIONS", "TRAPS"]
 
@@ -69,6 +72,43 @@ class _Projected(nn.Module):
         return self.head(torch.cat([y.sin(), y.cos()], -1).movedim(-1, 1))  # type: ignore[no-any-return]
 
 
+class _Equalised(nn.Module):
+    """Scales its weight by the number of inputs at each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(8, 8, 3, 3)), nn.Parameter(torch.randn(8))
+        self.register_buffer("window", torch.ones(4))
+
+    def draw(self) -> None:
+        """Take a longer window."""
+        self.window = torch.ones(9).to(self.window)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight * math.sqrt(2 / (self.weight.shape[1] * self.weight.shape[2] * self.weight.shape[3]))
+        return F.conv2d(x, weight, self.bias, padding=1)
+
+
+class _EqualisedByHeight(_Equalised):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight * math.sqrt(2 / (self.weight.shape[1] * x.shape[2])), self.bias, padding=1)
+
+
+class _EqualisedByWindow(_Equalised):
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight * math.sqrt(2 / (self.weight.shape[1] * self.window.shape[0]))
+        return F.conv2d(x, weight, self.bias, padding=1) * self.window.mean()
+
+
+def _between(layer: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), layer(), nn.ReLU(), nn.Conv2d(8, 4, 1))
+
+
+def _longer(model: nn.Module) -> Any:
+    model.get_submodule("2").draw()  # type: ignore[operator]
+    return _USES[0](model)
+
+
 def _rotated(m: nn.Module, x: Tensor) -> Tensor:
     skew = m.angles.tril(-1)
     return F.conv2d(x, (m.base @ torch.matrix_exp(skew - skew.mT))[..., None, None])
@@ -94,11 +134,13 @@ def _trap(
     return _of(name, source, lambda: _Layer(f, shapes), shrinks=shrinks)
 
 
-def _of(name: str, source: str, make: Callable[[], nn.Module], *, shrinks: bool = False) -> Trap:
+def _of(
+    name: str, source: str, make: Callable[[], nn.Module], *, shrinks: bool = False, uses: Sequence[Use] = _USES
+) -> Trap:
     def example(model: nn.Module) -> Tensor:
         return torch.zeros(2, 3, 8, 8, dtype=torch.float64)
 
-    return Trap(name=name, source=source, make=make, example=example, uses=_USES, shrinks=shrinks)
+    return Trap(name=name, source=source, make=make, example=example, uses=uses, shrinks=shrinks)
 
 
 TRAPS = [
@@ -111,6 +153,12 @@ TRAPS = [
           places=(1, 8, 1, 1)),
     _of("a weight that is centred over its outputs", "torch.nn.utils.parametrize: a user's parametrization",
         _Parametrised, shrinks=True),
+    _of("a weight that is scaled by its own sizes", "equalised learning rates: ProGAN, computed at each call",
+        _between(_Equalised), shrinks=True),
+    _of("a weight that is scaled by its own size and the input's", "a factor that follows the resolution",
+        _between(_EqualisedByHeight)),
+    _of("a weight that is scaled by its own size and a buffer's", "a window that a method replaces by a longer one",
+        _between(_EqualisedByWindow), uses=[*_USES, _longer]),
     _of("a projection that is drawn again", "Performer, random Fourier features: redraw_projection_matrix", _Projected),
 ]  # fmt: skip
 
@@ -128,7 +176,15 @@ def _unclaimed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Labels, "fix_unclaimed", lambda self, node: None)
 
 
+def _sizes_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demands, "_is_the_same_in_all_calls", lambda structure, leaf: True)
+
+
 ABLATIONS = [
+    Ablation("a factor that follows other sizes stays", _sizes_stay,
+             "a weight that is scaled by its own size and the input's", repaired=True),
+    Ablation("a buffer that code replaces may have another size", _sizes_stay,
+             "a weight that is scaled by its own size and a buffer's", repaired=True),
     Ablation("what is computed is as wide as what computes it", _follows, "a weight that is rotated"),
     Ablation("what has no number is not folded", _all_numbers, "a weight that is centred over its outputs"),
     Ablation("a dimension without slots at its first reader is fixed", _unclaimed,

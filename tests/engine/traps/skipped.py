@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from engine.flow import branches
 from engine.removal import keep
-from engine.unrecorded import unreached, untaken
+from engine.unrecorded import skipped_code, untaken
 from tests.engine.exactness import Masks
 from tests.engine.traps.trap import Ablation, Trap, Use, once
 
@@ -301,7 +301,7 @@ def _no_loops(patch: pytest.MonkeyPatch) -> None:
 
 
 def _all_aligned(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(unreached, "are_aligned", lambda values, dataflow: True)
+    patch.setattr(skipped_code, "are_aligned", lambda values, dataflow: True)
     patch.setattr(keep, "_are_same", lambda slots: True)
 
 
