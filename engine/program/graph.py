@@ -139,12 +139,17 @@ class Node:
         return self.path in TRAIN_PATHS
 
     @property
+    def in_forward(self) -> bool:
+        """Whether the model's forward runs it, and not an entry beside it."""
+        return self.path in PATHS
+
+    @property
     def output(self) -> Value:
         """The first output."""
         return self.outputs[0]
 
     def __repr__(self) -> str:
-        entry = "" if self.path in PATHS else f" of {self.path!r}"
+        entry = "" if self.in_forward else f" of {self.path!r}"
         place = f" in {self.module!r}" if self.module else entry
         return f"{self.op}{place}{' (' + self.location + ')' if self.location else ''}"
 

@@ -60,7 +60,7 @@ class ChannelPruning(MaskingCallback):
             fit; in a fit of one epoch, before its first batch.
         unit: ``"epoch"`` prunes at the start of epochs, ``"step"`` after optimizer steps.
         frequency: epochs or steps between two prunings; by default 1 epoch, or a twentieth of the steps.
-        layers: name patterns (`fnmatch`) of the layers to prune; by default all except the output layer.
+        layers: name patterns (`fnmatch`) of the layers to prune; by default all that forward reads, except the output.
         exclude: name patterns of layers that are not pruned; neither are layers coupled to them.
         model: path of the model inside the LightningModule.
         example_input: example input of the model.
@@ -315,7 +315,7 @@ class ChannelPruning(MaskingCallback):
     def _subject(self, trainer: Trainer, pl_module: LightningModule) -> targets.Subject:
         graph = self.trace(trainer, pl_module)
         with self.planning(trainer, pl_module) as (model, example):
-            groups = engine.dependency_groups(model, example, graph=graph)
+            groups = self._selector.groups(model, example, graph)
         widths = parallel(trainer).widths(self.target(pl_module)[1], groups)
         context, loggers = trainer.precision_plugin.forward_context, trainer.loggers
         return targets.Subject(model, example, graph, groups, context, (trainer, *loggers), widths)

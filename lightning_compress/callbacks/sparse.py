@@ -187,6 +187,7 @@ class SparseTraining(CompressionCallback):
         graph = self.trace(trainer, pl_module)
         with self.planning(trainer, pl_module) as (model, example):
             groups = engine.dependency_groups(model, example, graph=graph)
+        groups = selection.keep_what_steps_read_alone(groups, graph, self.layers)
         chosen = selection.amounts(groups, 1.0, self.layers, self.exclude, checks)
         self._groups, self._all = [group for group in groups if group.name in chosen], groups
         self._active, self._watch = Active(), MaskWatch()

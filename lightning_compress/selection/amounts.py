@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -9,7 +10,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor
 
-from engine import Group, Member
+from engine import Graph, Group, Member
 from engine.bounds import as_names, is_number
 from lightning_compress.trainer.packages import MisconfigurationException
 from lightning_compress.trainer.steps import TRAINING
@@ -83,6 +84,37 @@ def amounts(
         if not group.reason and not _matches(group, exclude)
     }
     return {name: value for name, value in fractions.items() if value is not None}
+
+
+_OF_STEPS_ALONE = "is read by steps of the LightningModule alone, and stays unless `layers=` names it"
+
+
+def keep_what_steps_read_alone(
+    groups: Sequence[Group], graph: Graph, layers: Sequence[str], amount: float | Mapping[str, float] = 1.0
+) -> list[Group]:
+    """Freeze the groups that the model's forward does not read, unless a pattern names them.
+
+    A teacher, a discriminator, a projection head, or a network that a validation measures with is not part of the
+    network that becomes smaller, whether or not steps are traced.
+
+    Args:
+        groups: dependency groups.
+        graph: of the model and its steps.
+        layers, amount: as for `amounts`; an amount of the pattern ``"*"``, for all others, names nothing.
+
+    Returns:
+        The groups, some of them with a ``reason``.
+    """
+    read = {value.name for node in graph.nodes if node.in_forward for value in node.inputs if value.stored}
+    patterns = {*layers, *({*amount} - {"*"} if isinstance(amount, Mapping) else ())}
+    return [
+        group
+        if group.reason
+        or not read.isdisjoint(member.parameter for member in group.members)
+        or _matches(group, patterns)
+        else dataclasses.replace(group, reason=_OF_STEPS_ALONE)
+        for group in groups
+    ]
 
 
 def _matches(group: Group, patterns: Iterable[str]) -> bool:

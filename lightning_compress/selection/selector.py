@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from engine import Group
+from engine import Graph, Group, dependency_groups
 from lightning_compress.selection import amounts as selection
 from lightning_compress.selection import targets
 from lightning_compress.selection.ladders import (
@@ -89,6 +89,17 @@ class Selector:
     def checking(self, checks: bool) -> Selector:
         """Return the same settings with or without checks."""
         return replace(self, checks=checks)
+
+    def groups(self, model: nn.Module, example: Any, graph: Graph) -> list[Group]:
+        """Return the dependency groups of a model; those that only steps read are frozen unless a pattern names them.
+
+        Args:
+            model: the model.
+            example: its example input.
+            graph: of the model and its steps.
+        """
+        groups = dependency_groups(model, example, graph=graph)
+        return selection.keep_what_steps_read_alone(groups, graph, self.layers, self.amount)
 
     @property
     def prunes(self) -> bool:

@@ -449,7 +449,7 @@ def trained(module: Module, folder: Path, compact: bool, *others: Callback) -> t
     follow = Follow()
     compaction = ModelCompaction(when=1, on_failure="raise", confidence=2, dirpath=folder, model="")
     watch = ModelCompaction(when=0.99, on_failure="raise", confidence=0, save=False, model="")
-    layers = "*linear1" if isinstance(module, Language) else None  # a criterion for attention is another matter
+    layers = "*linear1" if isinstance(module, Language) else "*"  # a criterion for attention is another matter
     pruning = ChannelPruning(amount=0.5, schedule="one_shot", start=1, model="", layers=layers)
     callbacks = [follow, compaction if compact else watch, pruning, MaskConflictRepair(model=""), *others]
     if not compact:
@@ -479,6 +479,19 @@ def test_the_fit_goes_on(make: Callable[[], Module], tmp_path: Path) -> None:
         torch.set_default_dtype(torch.float32)
     small, again = modules[1].state_dict(), loaded.state_dict()
     assert small.keys() == again.keys() and all(torch.equal(small[name], again[name]) for name in small)
+
+
+@pytest.mark.parametrize("when", [None, 1])
+def test_a_teacher_stays_as_it_is(when: int | None, tmp_path: Path) -> None:
+    """What forward does not read is pruned only where a pattern names it, whenever the network becomes smaller."""
+    module = Distilled()
+    before = copy.deepcopy(module.teacher)
+    pruning = ChannelPruning(amount=0.5, schedule="one_shot", start=1, model="")
+    compaction = ModelCompaction(when=when, on_failure="raise", dirpath=tmp_path, model="")
+    fit(module, tmp_path, pruning, MaskConflictRepair(model=""), compaction, precision="64-true", max_epochs=2)
+    assert module.net.wide.out_channels == 6
+    after = dict(module.teacher.named_parameters())
+    assert all(torch.equal(parameter.double(), after[name].double()) for name, parameter in before.named_parameters())
 
 
 @pytest.mark.parametrize("make", REFUSED)

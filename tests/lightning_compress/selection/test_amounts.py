@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import engine
 from lightning_compress.selection import amounts as selection
@@ -96,3 +96,38 @@ def test_masks_of_prune_name_the_original_parameter() -> None:
     groups = engine.dependency_groups(net, torch.ones(1, 3, 8, 8))
     kept = selection.kept_units(groups, engine.read_masks(net))
     assert int(kept["wide"].sum()) == 8
+
+
+class Student(nn.Module):
+    """A network, and one that only a step reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        self.teacher = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        return self.net(x)  # type: ignore[no-any-return]
+
+    def step(self, x: Tensor) -> Tensor:
+        """Return the distance from the teacher's scores."""
+        return (self.net(x) - self.teacher(x)).square().mean()
+
+
+def test_what_only_steps_read_stays_unless_it_is_named() -> None:
+    """A catch-all amount names nothing."""
+    model, x = Student(), torch.zeros(2, 3)
+    graph = engine.trace(model, x, entries={"step": engine.Entry(model.step, (x,))})
+    own = engine.dependency_groups(model, x, graph=graph)
+    assert {group.name for group in own if group.reason is None} == {"net.0", "teacher.0"}
+    everything: list[tuple[list[str], float | dict[str, float], set[str]]] = [
+        ([], 0.5, {"net.0"}),
+        ([], {"*": 0.5}, {"net.0"}),
+        ([], {"teacher.*": 0.2, "*": 0.5}, {"net.0", "teacher.0"}),
+        (["*"], 0.5, {"net.0", "teacher.0"}),
+        (["teacher.0"], 0.5, {"net.0", "teacher.0"}),
+    ]
+    for layers, amount, free in everything:
+        kept = selection.keep_what_steps_read_alone(own, graph, layers, amount)
+        assert {group.name for group in kept if group.reason is None} == free
