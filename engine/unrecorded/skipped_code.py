@@ -54,8 +54,8 @@ def effects_of_skipping(
             continue
         if "." not in name and (is_in_loop(branch.skipped, tree) or _is_set_elsewhere(name, branch, tree)):
             own = [effect_on(bound_value(name, binding), name, functions) for binding in skipped]
-            known = [Effect.USES if effect is None else effect for effect in own]
-            effects[name] = functools.reduce(Effect.and_then, known) if known else Effect.USES
+            each = [Effect.USES if effect is None else effect for effect in own]
+            effects[name] = functools.reduce(Effect.and_then, each) if each else Effect.USES
     return effects
 
 

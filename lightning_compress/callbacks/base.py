@@ -191,17 +191,25 @@ class CompressionCallback(Callback):
             examples = (callback._example for callback in self._alike(trainer))
             self._example = next((example for example in examples if example is not None), None)
         if self._example is None:
-            strategy = parallel(trainer)
+            strategy, inputs = parallel(trainer), (callback.example_input for callback in self._alike(trainer))
+            example_input = next((one for one in inputs if one is not None), None)
             with strategy.planning(pl_module):
-                self._example = find_example(trainer, pl_module, model, self.example_input, placed=False)
+                self._example = find_example(trainer, pl_module, model, example_input, placed=False)
             if strategy.shards:  # the batches of the ranks differ
                 self._example = trainer.strategy.broadcast(to_device(self._example, "cpu"))
         return place_example(self._example, trainer, model)
 
     def _alike(self, trainer: Trainer) -> list[CompressionCallback]:
-        """Return the Trainer's callbacks that compress the same model by the same argument, including this one."""
+        """Return the Trainer's callbacks that compress the same model on the same example, including this one.
+
+        A callback without an example input takes that of another one.
+        """
         others = [c for c in trainer.callbacks if isinstance(c, CompressionCallback) and c is not self]  # type: ignore[attr-defined]
-        return [self, *(c for c in others if c.model == self.model and c.example_input is self.example_input)]
+        any_example = self.example_input is None
+        return [
+            self,
+            *(c for c in others if c.model == self.model and (any_example or c.example_input is self.example_input)),
+        ]
 
 
 @contextmanager

@@ -122,7 +122,7 @@ class SparseTraining(CompressionCallback):
         end: epoch or step of full strength; by default one epoch before the end of the fit.
         unit: unit of ``start`` and ``end``, ``"epoch"`` or ``"step"``.
         amount: fraction of the channels of each group to penalise, those with the smallest scales or weights.
-        layers: name patterns (`fnmatch`) of the layers; by default all except the output layer.
+        layers: name patterns (`fnmatch`) of the layers; by default all that forward reads, except the output.
         exclude: name patterns of layers that are not penalised; neither are layers coupled to them.
         model: path of the model inside the LightningModule.
         example_input: example input of the model.

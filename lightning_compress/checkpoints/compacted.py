@@ -218,11 +218,27 @@ def load_compacted(
         exactly = module.strict_loading if strict is None else strict
         load_state(module, checkpoint["state_dict"], entries(checkpoint[KEY]), exactly)
     except (EngineError, *UNREADABLE) as error:
-        raise CheckpointError(
-            f"{os.fspath(path)} does not fit `{LightningModuleClass.__name__}`: it belongs to another model, or to one "
-            f"with other arguments. {error}"
-        ) from error
+        raise does_not_fit(path, LightningModuleClass, error) from error
     return module.to(device)
+
+
+def does_not_fit(path: str | os.PathLike[str], cls: type[LightningModule], error: Exception) -> CheckpointError:
+    """Return the error for a checkpoint whose plan or weights do not fit the class that is to load it.
+
+    Args:
+        path: the checkpoint.
+        cls: the class.
+        error: what went wrong.
+    """
+    builds_later = all(cls.setup is not base.setup for base in LIGHTNING_MODULES)  # type: ignore[attr-defined]
+    hint = (
+        f" `{cls.__name__}.setup` does not run when a checkpoint is loaded: if it builds layers, build them in "
+        "`configure_model`, which runs."
+    )
+    return CheckpointError(
+        f"{os.fspath(path)} does not fit `{cls.__name__}`: it belongs to another model, or to one with other "
+        f"arguments. {error}{hint if builds_later else ''}"
+    )
 
 
 def _read_small_folder(folder: Path, map_location: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from engine.bounds import check_kinds
 from engine.compaction import KEY, entries
 from engine.errors import CheckpointError, EngineError, InputError
 from engine.files import UNREADABLE, checked, content_of, load_state, read_any, stored_content
-from lightning_compress.checkpoints.compacted import instantiate, readable, write
+from lightning_compress.checkpoints.compacted import does_not_fit, instantiate, readable, write
 from lightning_compress.checkpoints.folders import read_folder
 from lightning_compress.trainer.target import find_model, from_shape, to_device
 
@@ -75,9 +75,11 @@ def compact_checkpoint(
     speedup = engine.ModelSpeedup(target, example, masks, map_location, confidence=confidence)
     speedup.speedup_model()
     if speedup.plan.is_empty:
+        is_small = stored_content(checkpoint) is not None
         raise CheckpointError(
-            f"Nothing in {os.fspath(path_in)} can be removed: no whole channel is zero or masked. Prune whole "
-            "channels, as `ChannelPruning` does, or pass `masks`."
+            f"Nothing in {os.fspath(path_in)} can be removed: no whole channel is zero or masked. "
+            + ("It is compacted: `load_compacted` loads it. To remove more, prune" if is_small else "Prune")
+            + " whole channels, as `ChannelPruning` does, or pass `masks`."
         )
     kept = {name: value for name, value in checkpoint.items() if name not in _OF_TRAINING}
     write({**readable(kept), "state_dict": module.state_dict(), KEY: content_of(module)}, Path(path_out))
@@ -109,10 +111,7 @@ def load_masked(
         weights = _without_masks(checkpoint["state_dict"])
         load_state(module, weights, {} if content is None else entries(content))
     except (EngineError, *UNREADABLE) as error:
-        raise CheckpointError(
-            f"{os.fspath(path)} does not fit `{LightningModuleClass.__name__}`: it belongs to another model, or to one "
-            f"with other arguments. {error}"
-        ) from error
+        raise does_not_fit(path, LightningModuleClass, error) from error
     return module.to(next((v.device for v in weights.values()), module.device)).eval(), checkpoint
 
 

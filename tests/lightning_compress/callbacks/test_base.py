@@ -107,6 +107,16 @@ def test_a_second_fit_draws_its_own_batch(tmp_path: Path) -> None:
     assert sizes == [[2, 2, 2], [1, 1, 1]]
 
 
+@pytest.mark.parametrize("last", [True, False])
+def test_an_example_input_of_one_callback_is_that_of_the_others(tmp_path: Path, last: bool) -> None:
+    """A callback without one does not draw a batch."""
+    x = torch.rand(5, 3, 8, 8)
+    callbacks = [Counted(example_input=x), MaskConflictRepair(), ModelCompaction()]
+    module = seeded(Wrapped)
+    fitted = fit(module, tmp_path, *(reversed(callbacks) if last else callbacks), max_epochs=1)
+    assert [len(callback.example(fitted, module)) for callback in callbacks] == [5, 5, 5]
+
+
 def test_without_pruning_the_model_is_tried_all_the_same(tmp_path: Path) -> None:
     """By the first callback that needs it later: before the first epoch."""
     wrong = {"example_input": torch.rand(2, 5, 8, 8)}

@@ -98,6 +98,24 @@ def test_init_arguments_and_map_location(compacted: Compacted) -> None:
         load_compacted(compacted.path, Wrapped, width=6)
 
 
+class BuiltInSetup(Wrapped):
+    """Builds its network when a Trainer starts, and not before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.net
+
+    def setup(self, stage: str) -> None:
+        """Build it."""
+        self.net = Wrapped().net
+
+
+def test_layers_built_in_setup(compacted: Compacted) -> None:
+    """The error names the hook that does not run, and the one that does."""
+    with pytest.raises(CheckpointError, match="`BuiltInSetup.setup` does not run .*`configure_model`, which runs"):
+        load_compacted(compacted.path, BuiltInSetup)
+
+
 def test_strict_and_not(tmp_path: Path, compacted: Compacted) -> None:
     """A weight too many is an error that names it, unless strict=False."""
     checkpoint = torch.load(compacted.path, weights_only=True)

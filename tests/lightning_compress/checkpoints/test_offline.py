@@ -149,6 +149,10 @@ def test_nothing_to_remove(tmp_path: Path) -> None:
     fit(seeded(Given), tmp_path, max_epochs=1).save_checkpoint(tmp_path / "dense.ckpt")
     with pytest.raises(CheckpointError, match="Nothing in .*dense.ckpt can be removed"):
         compact_checkpoint(tmp_path / "dense.ckpt", Given, tmp_path / "small.ckpt")
+    _, path = masked(tmp_path)
+    compact_checkpoint(path, Wrapped, tmp_path / "once.ckpt", SHAPE)
+    with pytest.raises(CheckpointError, match="once.ckpt can be removed: .*It is compacted: `load_compacted` loads it"):
+        compact_checkpoint(tmp_path / "once.ckpt", Given, tmp_path / "small.ckpt")
     torch.save({"weights": nn.Linear(1, 1).state_dict()}, tmp_path / "other.pt")
     with pytest.raises(CheckpointError, match="not a Lightning checkpoint"):
         compact_checkpoint(tmp_path / "other.pt", Given, tmp_path / "small.ckpt")
