@@ -63,7 +63,7 @@ class Use:
         self._channels = self._table.counts(self._table.look(structure.born))  # of each layer
         for value in self.graph.outputs:
             self.add_all(value)
-        for index in itertools.chain(*self.graph.interchangeable, self.graph.moving):
+        for index in itertools.chain(*self.graph.interchangeable, self.graph.whole_along):
             value = self.graph.values[index]
             self.add(value, constants[value] != 0)
         for node in reversed(self.graph.nodes):

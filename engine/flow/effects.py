@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import enum
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import inspect
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import CodeType
 from typing import Any
 
 __all__ = [
@@ -16,6 +19,7 @@ __all__ = [
     "names_read",
     "names_read_only_by",
     "nodes_read",
+    "operands",
 ]
 
 
@@ -41,6 +45,18 @@ class Effect(enum.IntEnum):
         return Effect.USES if {self, other} == {Effect.MOVES, Effect.CHANGES} else max(self, other)
 
 
+_METADATA = frozenset(
+    "dtype device requires_grad is_cuda is_cpu is_mps is_meta is_sparse is_nested is_quantized is_floating_point "
+    "layout itemsize ndim dim shape size numel training".split()
+)
+_METADATA_BUILTINS = frozenset("hasattr id isinstance len type".split())
+_METADATA_FUNCTIONS = frozenset("is_tensor is_floating_point finfo is_grad_enabled".split())
+_FINITE, _OF_ALL = re.compile("is(inf|nan|finite)"), re.compile("any|all")
+_NAMESPACES = frozenset("torch F TF nn functional math".split())
+_LIBRARIES = frozenset([*_NAMESPACES, "np", "numpy"])
+_OF_PACKAGES = frozenset("torch torchvision math".split())
+
+
 @dataclass(frozen=True)
 class Functions:
     """Effects of torch's functions and methods on the entries of a tensor, by name.
@@ -59,6 +75,8 @@ class Functions:
         moving: ops that keep the first two dimensions of a tensor if their sizes stay the same.
         moves: whether a call of a plain function pads with zeros, cuts or resizes at most the dimensions from the third
             on of a tensor with four or more.
+        reducing: methods that return a single number if they have no arguments.
+        namespaces: names of the Python modules that hold these functions.
     """
 
     keeps: frozenset[str]
@@ -73,22 +91,31 @@ class Functions:
     contracted: Callable[[Any], tuple[Any, int] | None] = lambda node: None
     moving: frozenset[str] = frozenset()
     moves: Callable[[ast.Call], bool] = lambda call: False
+    reducing: frozenset[str] = frozenset()
+    namespaces: frozenset[str] = _NAMESPACES
+
+    def within(self, space: Mapping[str, Any], code: CodeType) -> Functions:
+        """Return the functions as the code of a function may call them: under names of torch's own Python modules.
+
+        Args:
+            space: the global names of the code.
+            code: of the function, whose variables may have such names as well.
+
+        Example:
+            >>> space = {"F": __import__("math"), "nn": ast}
+            >>> sorted(Functions(*([frozenset()] * 7)).within(space, (lambda: 0).__code__).namespaces)
+            ['F']
+        """
+        variables = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
+        held = {name: space.get(name) for name in self.namespaces - variables}
+        packages = {name: item.__name__.partition(".")[0] for name, item in held.items() if inspect.ismodule(item)}
+        return replace(self, namespaces=frozenset(name for name, own in packages.items() if own in _OF_PACKAGES))
 
     def of_call(self, name: str) -> Effect | None:
         """Return the effect of a function on the entries of a tensor; None if it is unknown."""
         if name in self.keeps:
             return Effect.KEEPS
         return Effect.KEEPS_ZERO if name in self.keeps_zero else Effect.CHANGES if name in self.changes else None
-
-
-_METADATA = frozenset(
-    "dtype device requires_grad is_cuda is_cpu is_mps is_meta is_sparse is_nested is_quantized is_floating_point "
-    "layout itemsize ndim dim shape size numel training".split()
-)
-_METADATA_FUNCTIONS = frozenset(
-    "isinf isnan isfinite is_tensor is_floating_point isinstance hasattr finfo type len id is_grad_enabled".split()
-)
-_NAMESPACES = frozenset("torch F TF nn functional math".split())
 
 
 def effects(
@@ -121,16 +148,60 @@ def effects(
 
 def _assignment_effect(node: ast.AST, functions: Functions, returned: str | None) -> dict[str, Effect]:
     """Return the effect of an assignment, or of a return, that recomputes a variable."""
-    if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-        name, expr = node.targets[0].id, node.value
-    elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-        name, expr = node.target.id, ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value)
-    elif isinstance(node, ast.Return) and node.value is not None and returned is not None:
-        name, expr = returned, node.value
-    else:
-        return {}
-    effect = effect_on(expr, name, functions)
+    name, expr = _recomputed(node, returned)
+    effect = None if expr is None else effect_on(expr, name, functions)
     return {} if effect is None else {name: effect}
+
+
+def _recomputed(node: ast.AST, returned: str | None) -> tuple[str, ast.expr | None]:
+    """Return the variable that a statement sets, and the expression that computes it."""
+    if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+        return node.targets[0].id, node.value
+    if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+        return node.target.id, ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value)
+    if isinstance(node, ast.Return) and node.value is not None and returned is not None:
+        return returned, node.value
+    return "", None
+
+
+def operands(
+    nodes: Iterable[ast.AST], variable: str, functions: Functions, returned: str | None = None
+) -> Iterator[tuple[ast.expr, bool]]:
+    """Yield what statements combine a variable with, entry by entry, and whether they add it.
+
+    Args:
+        nodes, functions, returned: as for `effects`.
+        variable: the variable, which the statements recompute.
+
+    Example:
+        >>> functions = Functions(*([frozenset()] * 7))
+        >>> nodes = ast.parse("x = (x + a) * b; y = y * c").body
+        >>> [(ast.unparse(operand), adds) for operand, adds in operands(nodes, "x", functions)]
+        [('b', False), ('a', True)]
+    """
+    for node in nodes:
+        name, expr = _recomputed(node, returned)
+        if expr is not None and name == variable and effect_on(expr, name, functions) is not None:
+            yield from _combined_with(expr, name, functions)
+
+
+def _combined_with(expr: ast.expr, name: str, functions: Functions) -> Iterator[tuple[ast.expr, bool]]:
+    parts: list[ast.expr] = []
+    if isinstance(expr, ast.BinOp):
+        parts = [expr.left, expr.right]
+    elif isinstance(expr, ast.Call) and isinstance(expr.func, ast.Attribute):
+        own = [] if _root(expr.func.value) in functions.namespaces else [expr.func.value]
+        parts = [*own, *expr.args, *(k.value for k in expr.keywords)]
+        if functions.of_call(expr.func.attr) in (None, Effect.KEEPS):  # a dtype, or sizes
+            parts = [part for part in parts if _mentions(part, name)]
+    elif isinstance(expr, (ast.UnaryOp, ast.Subscript)):
+        parts = [expr.operand if isinstance(expr, ast.UnaryOp) else expr.value]
+    for part in parts:
+        if not _mentions(part, name):
+            yield part, isinstance(expr, ast.BinOp) and isinstance(expr.op, (ast.Add, ast.Sub))
+    for part in parts:
+        if _mentions(part, name):
+            yield from _combined_with(part, name, functions)
 
 
 def _round_trips(node: ast.AST, foreign: Collection[str]) -> dict[str, Effect]:
@@ -199,7 +270,7 @@ def _call_effect(expr: ast.Call, function: ast.Attribute, name: str, functions: 
     level = functions.of_call(function.attr)
     if function.attr.rstrip("_") == "clamp" and _is_symmetric_clamp(expr):
         level = Effect.KEEPS_ZERO
-    plain = _root(function.value) in _NAMESPACES
+    plain = _root(function.value) in functions.namespaces
     if plain and functions.moves(expr):
         level = Effect.MOVES
     own = (expr.args[0] if expr.args else None) if plain else function.value
@@ -287,5 +358,34 @@ def _reads_metadata(node: ast.AST) -> bool:
         assigns = any(isinstance(inner, ast.NamedExpr) for inner in ast.walk(node))
         return not assigns and all(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops)
     if isinstance(node, ast.Call):
-        return getattr(node.func, "attr", getattr(node.func, "id", "")) in _METADATA_FUNCTIONS
+        return _calls_for_metadata(node)
     return False
+
+
+def _calls_for_metadata(call: ast.Call) -> bool:
+    """Whether a call asks for a type or a length, or whether any number is infinite.
+
+    Example:
+        >>> texts = "len(x)", "x.type()", "x.isnan().any()", "x.type(dtype)", "self.len(x)", "x.isnan()"
+        >>> [_calls_for_metadata(ast.parse(text, mode="eval").body) for text in texts]
+        [True, True, True, False, False, False]
+    """
+    function = call.func
+    if isinstance(function, ast.Name):
+        return function.id in _METADATA_BUILTINS | _METADATA_FUNCTIONS
+    if not isinstance(function, ast.Attribute):
+        return False
+    plain, has_arguments = _root(function.value) in _LIBRARIES, bool(call.args or call.keywords)
+    if _OF_ALL.fullmatch(function.attr):
+        asked = call.args[0] if plain and len(call.args) == 1 else function.value if not has_arguments else None
+        return isinstance(asked, ast.Call) and _is_finite_call(asked)
+    if _FINITE.fullmatch(function.attr):
+        return _root(function.value) == "math"
+    return not has_arguments if function.attr == "type" else function.attr in _METADATA_FUNCTIONS and plain
+
+
+def _is_finite_call(call: ast.Call) -> bool:
+    """Whether a call asks which entries are infinite: ``x.isinf()`` or ``torch.isinf(x)``."""
+    if not isinstance(call.func, ast.Attribute) or not _FINITE.fullmatch(call.func.attr):
+        return False
+    return len(call.args) == int(_root(call.func.value) in _LIBRARIES) and not call.keywords

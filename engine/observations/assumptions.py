@@ -19,7 +19,7 @@ class Assumptions:
         varying: values whose numbers are unknown, each with whether its zeros stay zero, by index.
         doubted: numbers among the arguments of ops that may be other numbers, by index of the node.
         interchangeable: groups of values, each of which may replace the others.
-        moving: values whose entries may be at other positions, along dimensions from the third on, by index.
+        whole_along: values with the dimensions along which they keep their sizes, by index.
         keeping: places of code that did not run and keeps all channels of what it reads.
         notes: messages for the user.
 
@@ -37,7 +37,7 @@ class Assumptions:
     varying: dict[int, tuple[Value, bool]] = field(default_factory=dict)
     doubted: dict[int, tuple[int | float, ...]] = field(default_factory=dict)
     interchangeable: list[tuple[Value, ...]] = field(default_factory=list)
-    moving: dict[int, Value] = field(default_factory=dict)
+    whole_along: dict[int, tuple[Value, frozenset[int]]] = field(default_factory=dict)
     keeping: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
@@ -88,8 +88,19 @@ class Assumptions:
         """
         self.use([value for value in values if value.ndim < 4], reason, place)
         pictures = [value for value in values if value.ndim >= 4]
-        self.moving.update((value.index, value) for value in pictures)
+        for value in pictures:
+            self.keep_along(value, range(2, value.ndim))
         self.vary(pictures, zeros_stay=True)
+
+    def keep_along(self, value: Value, dims: Iterable[int]) -> None:
+        """Assume that other code combines or exchanges the entries of a value along some dimensions.
+
+        Args:
+            value: the value.
+            dims: the dimensions, which keep their sizes. Along others, what is zero may still go.
+        """
+        _, before = self.whole_along.get(value.index, (value, frozenset[int]()))
+        self.whole_along[value.index] = value, before.union(dims)
 
     def doubt(self, node: Node, numbers: Sequence[int | float]) -> None:
         """Assume that numbers among the arguments of an op may be any other numbers.

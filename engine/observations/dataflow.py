@@ -63,12 +63,16 @@ class Dataflow:
         return [n for n in self.nodes if any(is_inside(name, module) for name in (n.module, *n.callers))]
 
     def boundary(self, module: str) -> tuple[list[Value], list[Value]]:
-        """Return the values that a module reads from outside, and those of its results that are read outside."""
+        """Return the values that a module reads from outside, and those of its results that are read outside.
+
+        Of results that nothing reads, all are returned that the module does not read either.
+        """
         if module not in self._boundaries:
             inside = self.nodes_in(module)
             results = {v.index: v for n in inside for v in n.outputs}
             indices = {n.index for n in inside}
             outputs = {v.index for n in self.nodes if n.index not in indices for v in n.inputs} & results.keys()
+            outputs = outputs or results.keys() - {v.index for n in inside for v in n.inputs}
             inputs = {v.index: v for n in inside for v in n.inputs if v.index not in results and not v.stored}
             self._boundaries[module] = list(inputs.values()), [results[index] for index in outputs]
         return self._boundaries[module]

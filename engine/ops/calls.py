@@ -39,7 +39,7 @@ def _moves(call: ast.Call) -> bool:
     """Whether a call resizes a picture, or pads at most its last two dimensions with zeros, or with its own numbers.
 
     Example:
-        >>> texts = "F.interpolate(x, size)", "F.pad(x, [0, a, 0, b])", "F.pad(x, (0, 0, a))", "F.pad(x, p)"
+        >>> texts = "F.interpolate(x, size)", "F.pad(x, [0, a, 0, b])", "F.pad(x, (0, 0, a))", "TF.pad(x, [1, 1], 5)"
         >>> [_moves(ast.parse(text, mode="eval").body) for text in texts]
         [True, True, False, False]
     """
@@ -50,7 +50,8 @@ def _moves(call: ast.Call) -> bool:
     amounts = rest[0] if rest else keywords.get("pad")
     is_short = isinstance(amounts, (ast.List, ast.Tuple)) and len(amounts.elts) in (2, 4)
     plain = is_short and not any(isinstance(n, ast.Starred) for n in amounts.elts)  # type: ignore[union-attr]
-    return plain and len(rest) <= 2 and keywords.keys() <= {"pad", "mode"}
+    modes = [isinstance(item, ast.Constant) and isinstance(item.value, str) for item in rest[1:]]  # or fills
+    return plain and modes in ([], [True]) and keywords.keys() <= {"pad", "mode"}
 
 
 FUNCTIONS = Functions(
@@ -66,5 +67,6 @@ FUNCTIONS = Functions(
     aligned=frozenset([*_KEEPS, *_KEEPS_ZERO, *_CHANGES, *_NORMS]),
     moving=frozenset(_MOVING),
     moves=_moves,
+    reducing=frozenset("amax amin item max mean min norm numel std sum var".split()),
 )
 """`chunk`, `repeat` and `tensor_split` take numbers of parts or copies, not sizes."""

@@ -234,7 +234,7 @@ class Graph:
         resized: indices of captured constants that differed at another size.
         unsettled: index of a value that unexecuted code may change entry by entry -> whether zeros stay zero.
         interchangeable: groups of values, by index, of which each may stand in the place of the others.
-        moving: indices of values that unexecuted code may pad, cut or resize along their dimensions from the third on.
+        whole_along: index of a value -> dimensions that unexecuted code may resize, or that match other tensors.
         dynamic_dims: input dimensions whose sizes vary, as passed to `engine.trace`; None if not given.
 
     Raises:
@@ -281,7 +281,7 @@ class Graph:
     dynamic_dims: Any = None
     unsettled: Mapping[int, bool] = field(default_factory=dict)
     interchangeable: tuple[tuple[int, ...], ...] = ()
-    moving: tuple[int, ...] = ()
+    whole_along: Mapping[int, frozenset[int]] = field(default_factory=dict)
     decisions: tuple[Any, ...] = ()
     uncertain: Mapping[int, tuple[int | float, ...]] = field(default_factory=dict)
     _derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)

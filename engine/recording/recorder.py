@@ -193,7 +193,7 @@ class Recorder(Versions, TorchDispatchMode):
         self._unsettled = dict.fromkeys(self.others.carried(self._nodes), True)
         self._unsettled |= {value.index: zeros_stay for value, zeros_stay in assumptions.varying.values()}
         self._interchangeable = tuple(tuple(value.index for value in own) for own in assumptions.interchangeable)
-        self._moving = tuple(assumptions.moving)
+        self._whole_along = {index: dims for index, (_, dims) in assumptions.whole_along.items()}
         doubted = assumptions.doubted.items()
         self._uncertain |= {index: (*self._uncertain.get(index, ()), *numbers) for index, numbers in doubted}
         self.notes += assumptions.notes

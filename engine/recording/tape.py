@@ -75,7 +75,7 @@ class Tape:
         self._guards: list[Guard] = []
         self._unsettled: dict[int, bool] = {}
         self._interchangeable: tuple[tuple[int, ...], ...] = ()
-        self._moving: tuple[int, ...] = ()
+        self._whole_along: dict[int, frozenset[int]] = {}
         self._written: set[str] = set()
         self._weights: set[tuple[str, str]] = set()
         self._stored: dict[str, Value] = {}
@@ -178,7 +178,7 @@ class Tape:
             resized=frozenset(self.others.resized),
             unsettled=dict(self._unsettled),
             interchangeable=self._interchangeable,
-            moving=self._moving,
+            whole_along=self._whole_along,
         )
 
     def _is_maskable(self, name: str) -> bool:

@@ -229,7 +229,7 @@ def _interchangeable(structure: Structure, constants: Constants) -> Iterator[tup
     """Yield the slots of values that may stand in the place of others, with their constants, NaN where they vary.
 
     Where such values have other slots than one another, as two layers compute them, NaN stands for all. The same goes
-    for positions in values that other code may pad, cut or resize.
+    for values that other code may resize, or combine with others, along the dimensions that this affects.
     """
     for group in structure.graph.interchangeable:
         values = [structure.graph.values[index] for index in group]
@@ -240,12 +240,13 @@ def _interchangeable(structure: Structure, constants: Constants) -> Iterator[tup
                 if own is not None:
                     row = constants.along(value, dim)
                     yield own, row if alike else torch.full_like(row, torch.nan)
-    for value in (structure.graph.values[index] for index in structure.graph.moving):
+    for index, dims in structure.graph.whole_along.items():
+        value = structure.graph.values[index]
         for dim in range(value.ndim):
             own = structure.along(value, dim)
             if own is not None:
                 row = constants.along(value, dim)
-                yield own, row if dim < 2 else torch.full_like(row, torch.nan)
+                yield own, torch.full_like(row, torch.nan) if dim in dims else row
 
 
 def _are_same(slots: Sequence[Tensor | None]) -> bool:

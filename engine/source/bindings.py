@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import functools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from types import CodeType
 from typing import NamedTuple
 
 from engine.source.syntax import nodes_of
@@ -22,6 +24,7 @@ __all__ = [
     "is_passed_from_outside",
     "path_of",
     "places_set",
+    "set_from_globals",
     "targets_of",
     "unconditional_values",
 ]
@@ -318,3 +321,25 @@ def _targets(targets: Sequence[ast.expr]) -> Iterator[ast.expr]:
     """Yield what an assignment sets, the elements of tuples one by one."""
     for target in targets:
         yield from _targets(target.elts) if isinstance(target, ast.Tuple) else [target]
+
+
+def set_from_globals(tree: ast.FunctionDef | ast.AsyncFunctionDef, code: CodeType) -> set[str]:
+    """Return the variables, other than arguments, that a function sets to what global names hold or return.
+
+    Args:
+        tree: syntax of the function.
+        code: of the function.
+
+    Example:
+        >>> text = "def run(x, cache):\\n    first, own = cache[0], Cache()\\n    return own.update(first.update(x))"
+        >>> set_from_globals(ast.parse(text).body[0], compile(text, "", "exec").co_consts[0])
+        {'own'}
+    """
+    own = {*code.co_varnames, *code.co_cellvars, *code.co_freevars, *vars(builtins)}
+    arguments = {a.arg for a in nodes_of(tree.args, ast.arg)}
+    return {
+        name
+        for name, values in bindings(tree).items()
+        if name not in arguments
+        and any(n.id not in own for b in values for n in ast.walk(b.value) if isinstance(n, ast.Name))
+    }

@@ -29,6 +29,7 @@ from engine.program.graph import Value
 from engine.source.model_code import source_files
 from engine.unrecorded.argument_fallbacks import assume_fallbacks_vary
 from engine.unrecorded.branch_notes import BranchNotes, notes_on_modules, reason_of_reading, reason_of_replacing
+from engine.unrecorded.combined_operands import adds_results_alone, keep_beside_operands
 from engine.unrecorded.dynamic_calls import assume_nothing_of_dynamic_calls
 from engine.unrecorded.idle_modules import IdleModules, unrecorded_methods
 from engine.unrecorded.inline_choices import parameters_instead, values_instead
@@ -195,11 +196,12 @@ class _UntakenBranches:
             if is_weight:  # what is added to it has its full shape
                 effect = Effect.USES
                 self._assumptions.vary(values)
-            elif effect is Effect.CHANGES and branch.mentioned_modules():
-                effect = Effect.KEEPS_ZERO  # the outputs of modules that ran elsewhere are masked as well
+            elif effect is Effect.CHANGES and adds_results_alone(branch, name):
+                effect = Effect.KEEPS_ZERO  # the results and the variable lose the same channels
             if is_weight or name in used or effect not in (Effect.KEEPS, Effect.USES):
                 self._note(self.notes.read, branch)
                 self._touch(values, effect, branch)
+                keep_beside_operands(branch, name, values, self._runs.stored, self._dataflow, self._assumptions)
             elif effect is Effect.USES:
                 self.notes.not_analyzed[branch.place] = None
 
@@ -395,5 +397,4 @@ class _UntakenBranches:
         return bool(others) and not self._is_fixed_by_code(branch, types_agree=True)
 
     def _undeclared(self, branch: UntakenBranch, names: Collection[str]) -> set[str]:
-        declared = self._declared_of(branch)
-        return {name for name in names if name != branch.self_name and not declared(name)}
+        return {name for name in names if name != branch.self_name and not self._declared_of(branch)(name)}

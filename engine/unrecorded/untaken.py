@@ -24,7 +24,7 @@ from engine.numbers.sized_places import is_at
 from engine.observations.dataflow import Dataflow
 from engine.observations.indexed_reads import IndexedReads
 from engine.program.graph import Value
-from engine.source.bindings import bindings
+from engine.source.bindings import bindings, set_from_globals
 from engine.source.instructions import arguments_of
 from engine.source.model_code import methods_of
 from engine.source.syntax import TRIES, is_literal_size, nodes_of
@@ -56,6 +56,7 @@ class UntakenBranch:
         types: of what the variables in its condition hold.
         tree: syntax of the function.
         has_run: whether it ran, in other rounds of a loop or in other calls.
+        functions: of torch, under the names that the function has for them.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class UntakenBranch:
         self.self_name = self.code.co_varnames[0] if coverage.is_method else None
         self.has_run, self._seen = not coverage.ran.isdisjoint(branch.offsets), coverage.seen.get(branch, {})
         self.types = HeldTypes(branch, coverage, self.self_name)
+        self.functions = dataflow.functions.within(coverage.space, self.code)
 
     # ------------------------------------------------------------------ why it did not run
 
@@ -160,20 +162,20 @@ class UntakenBranch:
 
     def effects(self) -> Mapping[str, Effect]:
         """Return its effect on the contents of each variable."""
-        variables = set(self.code.co_varnames)
+        variables = set(self.code.co_varnames) - set_from_globals(self.tree, self.code)
         foreign = [
             name
             for name, held in self._seen.items()
             if name in variables and not {kind for kind, _ in held} & {*_RECORDED, "module", "stored"}
         ]
-        return _effects(self.branch, self._dataflow.functions, frozenset(foreign), self._returned_argument())
+        return _effects(self.branch, self.functions, frozenset(foreign), self.returned_argument())
 
     def effects_of_skipping(self) -> Mapping[str, Effect]:
         """Return the effect of skipping what it skips on each variable, without those that it only fills in if None."""
-        all_effects = effects_of_skipping(self.branch, self.tree, self._dataflow.functions)
+        all_effects = effects_of_skipping(self.branch, self.tree, self.functions)
         return {n: effect for n, effect in all_effects.items() if ("none", None) not in self._seen.get(n, ())}
 
-    def _returned_argument(self) -> str | None:
+    def returned_argument(self) -> str | None:
         """Return the argument, never assigned to, that the function returned wherever it did return; None if none."""
         function = self._coverage.function
         returns = (n for n in nodes_of(function.tree, ast.Return) if n not in self.branch.syntax)
@@ -242,7 +244,7 @@ class UntakenBranch:
         others = () if is_in_loop(self.branch.nodes, self.tree) else self.branch.names
         same = {n for n in (*others, name) if not values.isdisjoint(v.index for v in self._recorded_values(n))}
         return not values or all(
-            any(effect_on(expr, variable, self._dataflow.functions) is not None for variable in same)
+            any(effect_on(expr, variable, self.functions) is not None for variable in same)
             or self._reads_state(expr)
             or same & set(selected) >= {n for n in names_read(expr) if self._recorded_values(n)} > set()
             for expr in self.branch.values_of(name)
@@ -394,7 +396,5 @@ class UntakenBranch:
 
 
 @functools.cache
-def _effects(
-    branch: Branch, functions: Functions, foreign: frozenset[str], returned: str | None
-) -> Mapping[str, Effect]:
-    return effects(branch.nodes, functions, foreign, returned)
+def _effects(branch: Branch, functions: Functions, foreign: frozenset[str], own: str | None) -> Mapping[str, Effect]:
+    return effects(branch.nodes, functions, foreign, own)

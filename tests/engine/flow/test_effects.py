@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 
 import pytest
+import torch
 
-from engine.flow.effects import Effect, effects
+from engine.flow.effects import Effect, effects, operands
 from engine.ops.calls import FUNCTIONS
 
 
@@ -34,6 +35,11 @@ from engine.ops.calls import FUNCTIONS
         ("x = x[:, :, 0]", Effect.USES),
         ("x = x[:, :, : x.argmax()]", Effect.USES),
         ("limit = torch.finfo(x.dtype).max", None),
+        ("found = torch.isinf(x).any()", None),
+        ("y = x.type(y.type())", Effect.USES),
+        ("y = self.id(x)", Effect.USES),
+        ("y = y + x.isfinite()", Effect.USES),
+        ("x = FF.relu(x)", Effect.USES),
         ("k, x = cache.update(k, x)", Effect.KEEPS),
         ("x = x @ w", Effect.USES),
         ("x = x + x.mean()", Effect.USES),
@@ -45,3 +51,20 @@ from engine.ops.calls import FUNCTIONS
 def test_effects(code: str, effect: Effect | None) -> None:
     """What is not known to change single entries uses all of them."""
     assert effects(ast.parse(code).body, FUNCTIONS, ["cache"]).get("x") == effect
+
+
+def test_operands() -> None:
+    """Dtypes and sizes are none; what a return statement computes from the returned argument counts."""
+    nodes = ast.parse("x = F.interpolate(x.to(z), size) * a\nx -= b\nreturn torch.maximum(x, c)").body
+    combined = [(ast.unparse(operand), adds) for operand, adds in operands(nodes, "x", FUNCTIONS, "x")]
+    assert combined == [("a", False), ("b", True), ("c", False)]
+
+
+def test_names_of_python_modules() -> None:
+    """A variable hides a global name."""
+
+    def run(functional: object) -> object:
+        return functional
+
+    space = {"torch": torch, "functional": torch.nn.functional, "F": ast}
+    assert FUNCTIONS.within(space, run.__code__).namespaces == {"torch"}

@@ -32,5 +32,8 @@ def test_pictures_may_be_resized_and_other_values_count_as_used() -> None:
     tokens, picture = Value(0, (2, 3, 4), torch.float32), Value(1, (2, 3, 4, 4), torch.float32)
     assumptions = Assumptions()
     assumptions.move([tokens, picture], "is resized elsewhere")
-    assert assumptions.used == {0: (tokens, "is resized elsewhere")} and assumptions.moving == {1: picture}
+    assert assumptions.used == {0: (tokens, "is resized elsewhere")}
+    assert assumptions.whole_along == {1: (picture, {2, 3})}
+    assumptions.keep_along(picture, [1])
+    assert assumptions.whole_along == {1: (picture, {1, 2, 3})}
     assert assumptions.varying == {0: (tokens, False), 1: (picture, True)}

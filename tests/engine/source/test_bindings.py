@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+from types import CodeType
 
 import pytest
 
-from engine.source.bindings import bindings, path_of
+from engine.source.bindings import bindings, path_of, set_from_globals
 
 
 @pytest.mark.parametrize(
@@ -57,3 +58,10 @@ def test_paths() -> None:
     """Of attributes of a variable only."""
     assert path_of(ast.parse("a.b.c", mode="eval").body) == "a.b.c"
     assert path_of(ast.parse("f().b", mode="eval").body) is None
+
+
+def test_what_is_set_from_globals() -> None:
+    """Arguments and their items are not, whatever builtin functions go over them."""
+    text = "def run(cache=None):\n    if cache is None: cache = Cache()\n    F = ops\n    for c in zip(cache): pass"
+    code = next(c for c in compile(text, "", "exec").co_consts if isinstance(c, CodeType))
+    assert set_from_globals(ast.parse(text).body[0], code) == {"F"}  # type: ignore[arg-type]
