@@ -75,6 +75,7 @@ class Functions:
         moving: ops that keep the first two dimensions of a tensor if their sizes stay the same.
         moves: whether a call of a plain function pads with zeros, cuts or resizes at most the dimensions from the third
             on of a tensor with four or more.
+        broadcasting: other functions that combine all their arguments entry by entry.
         reducing: methods that return a single number if they have no arguments.
         namespaces: names of the Python modules that hold these functions.
     """
@@ -91,6 +92,7 @@ class Functions:
     contracted: Callable[[Any], tuple[Any, int] | None] = lambda node: None
     moving: frozenset[str] = frozenset()
     moves: Callable[[ast.Call], bool] = lambda call: False
+    broadcasting: frozenset[str] = frozenset()
     reducing: frozenset[str] = frozenset()
     namespaces: frozenset[str] = _NAMESPACES
 

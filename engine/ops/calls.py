@@ -67,6 +67,7 @@ FUNCTIONS = Functions(
     aligned=frozenset([*_KEEPS, *_KEEPS_ZERO, *_CHANGES, *_NORMS]),
     moving=frozenset(_MOVING),
     moves=_moves,
-    reducing=frozenset("amax amin item max mean min norm numel std sum var".split()),
+    broadcasting=frozenset({"where"}),
+    reducing=frozenset("all amax amin any item max mean min norm numel std sum var".split()),
 )
 """`chunk`, `repeat` and `tensor_split` take numbers of parts or copies, not sizes."""

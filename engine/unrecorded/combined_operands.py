@@ -81,9 +81,7 @@ def _dims_shared(value: Value, shapes: Iterable[Sequence[int]]) -> set[int]:
 def _shapes(branch: UntakenBranch, expr: ast.expr, stored: Mapping[str, Value]) -> list[Sequence[int]] | None:
     """Return the shapes of the tensors that an expression combines entry by entry; None if they are unknown."""
     if isinstance(expr, ast.Name):
-        if expr.id in branch.branch.assigned or branch.holds_unread(expr.id, stored):
-            return None
-        return [value.shape for value in branch.values_of(expr.id, stored)]
+        return _shapes_of_variable(branch, expr.id, stored)
     if isinstance(expr, ast.Attribute):
         held = branch.attribute(expr)
         return [held.shape] if isinstance(held, Tensor) else [] if not _reads_tensors(branch, expr, stored) else None
@@ -92,14 +90,31 @@ def _shapes(branch: UntakenBranch, expr: ast.expr, stored: Mapping[str, Value]) 
     elif isinstance(expr, ast.Call) and isinstance(expr.func, ast.Attribute):
         if expr.func.attr in branch.functions.reducing and not (expr.args or expr.keywords):
             return []
-        if branch.functions.of_call(expr.func.attr) in (None, Effect.USES) or branch.functions.moves(expr):
+        is_entrywise = branch.functions.of_call(expr.func.attr) not in (None, Effect.USES)
+        is_entrywise = is_entrywise and not branch.functions.moves(expr)
+        if not (is_entrywise or expr.func.attr in branch.functions.broadcasting):
             return None if _reads_tensors(branch, expr, stored) else []
         parts = [*expr.args, *(k.value for k in expr.keywords)]
         parts += [] if _is_torch(branch, expr.func) else [expr.func.value]
     else:
         return None if _reads_tensors(branch, expr, stored) else []
-    shapes = [_shapes(branch, part, stored) for part in parts]
-    return None if None in shapes else [shape for own in shapes for shape in own or ()]
+    return _joined(_shapes(branch, part, stored) for part in parts)
+
+
+def _shapes_of_variable(branch: UntakenBranch, name: str, stored: Mapping[str, Value]) -> list[Sequence[int]] | None:
+    """Return the shapes of the tensors in a variable, or of those that the branch computes it from."""
+    assigned = branch.branch.values_of(name) if name in branch.branch.assigned else []
+    is_unknown = bool(assigned) is not (name in branch.branch.assigned) or branch.holds_unread(name, stored)
+    if is_unknown or any(name in names_read(value) for value in assigned):
+        return None
+    recorded: list[Sequence[int]] = [value.shape for value in branch.values_of(name, stored)]
+    return _joined([recorded, *(_shapes(branch, value, stored) for value in assigned)])
+
+
+def _joined(shapes: Iterable[list[Sequence[int]] | None]) -> list[Sequence[int]] | None:
+    """Return all shapes of several lists; None if any is unknown."""
+    every = list(shapes)
+    return None if None in every else [shape for own in every for shape in own or ()]
 
 
 def _is_torch(branch: UntakenBranch, function: ast.Attribute) -> bool:
