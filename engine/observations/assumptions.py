@@ -97,10 +97,12 @@ class Assumptions:
 
         Args:
             value: the value.
-            dims: the dimensions, which keep their sizes. Along others, what is zero may still go.
+            dims: the dimensions, which keep their sizes. Along others, what is zero may still go; without any, whatever
+                could go before.
         """
         _, before = self.whole_along.get(value.index, (value, frozenset[int]()))
-        self.whole_along[value.index] = value, before.union(dims)
+        if after := before.union(dims):
+            self.whole_along[value.index] = value, after
 
     def doubt(self, node: Node, numbers: Sequence[int | float]) -> None:
         """Assume that numbers among the arguments of an op may be any other numbers.

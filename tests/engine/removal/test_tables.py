@@ -154,6 +154,7 @@ ADDED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], tuple[int, ...]]] = {
     "cat": (lambda table, y: torch.cat([table[:, :1].expand(len(y), -1, -1), y], 1), (1, 20, 8)),
     "a sigmoid before": (lambda table, y: y.sigmoid() * table[:, : y.size(1)], (1, 20, 8)),
     "square": (lambda table, y: y + table[: y.size(1)], (7, 8)),
+    "in the place of some": (lambda table, y: torch.where(y > 0, y, table[:, : y.size(1)]), (1, 20, 8)),
 }
 
 MULTIPLIED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -167,7 +168,6 @@ KEPT: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
     "its mean": (lambda t, y: y + t[:, : y.size(1)] + t.mean(), "mean"),
     "one column": (lambda t, y: (y + t[:, : y.size(1)]) * t[:, : y.size(1), :1], "takes it alone"),
     "as a divisor": (lambda t, y: (y + t[:, : y.size(1)]) / t[:, : y.size(1)], "cannot be zero there"),
-    "in the place of some": (lambda t, y: torch.where(y > 0, y, t[:, : y.size(1)]), "cannot be zero there"),
     "without a number at zero": (lambda t, y: y + t[:, : y.size(1)].square().rsqrt(), "cannot be zero there"),
     "a literal size": (lambda t, y: y + t.view(1, 20, 8)[:, : y.size(1)], "does not follow"),
     "its width": (lambda t, y: y * t[:, :1].size(-1) ** 0.5 + t[:, : y.size(1)], "does not follow"),

@@ -37,7 +37,9 @@ class _Net(nn.Module):
         return self.head(self.middle(self.body(x)))  # type: ignore[no-any-return]
 
     def halves(self, y: Tensor) -> Tensor:
-        """Return activations of both halves of an even number of columns."""
+        """Return activations of both halves of an even number of columns, unless the number of rows is even."""
+        if y.shape[2] % 2 == 0:
+            return self.spare(y)  # type: ignore[no-any-return]
         z = self.fine(y)
         halves = z.reshape(*z.shape[:3], 2, z.shape[3] // 2)
         return halves.sigmoid().flatten(3)  # type: ignore[no-any-return]
@@ -54,8 +56,6 @@ def _viewed(net: _Net, y: Tensor) -> Tensor:
 
 
 def _in_a_method(net: _Net, y: Tensor) -> Tensor:
-    if y.shape[2] % 2 == 0:
-        return net.spare(y)  # type: ignore[no-any-return]
     try:
         return net.halves(y)
     except RuntimeError:
