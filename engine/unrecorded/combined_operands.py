@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from engine.flow.effects import Effect, names_read, nodes_read, operands
+from engine.flow.effects import names_read, operands
 from engine.observations.assumptions import Assumptions
 from engine.observations.dataflow import Dataflow
 from engine.program.graph import Value
@@ -54,7 +56,7 @@ def keep_beside_operands(
         if results:
             assumptions.interchange([*values, *results])
             continue
-        shapes = _shapes(branch, operand, stored)
+        shapes = _Shapes(branch, stored).of(operand)
         for value in values:
             assumptions.keep_along(value, range(value.ndim) if shapes is None else _dims_shared(value, shapes))
 
@@ -78,55 +80,97 @@ def _dims_shared(value: Value, shapes: Iterable[Sequence[int]]) -> set[int]:
     return dims
 
 
-def _shapes(branch: UntakenBranch, expr: ast.expr, stored: Mapping[str, Value]) -> list[Sequence[int]] | None:
-    """Return the shapes of the tensors that an expression combines entry by entry; None if they are unknown."""
-    if isinstance(expr, ast.Name):
-        return _shapes_of_variable(branch, expr.id, stored)
-    if isinstance(expr, ast.Attribute):
-        held = branch.attribute(expr)
-        return [held.shape] if isinstance(held, Tensor) else [] if not _reads_tensors(branch, expr, stored) else None
-    if isinstance(expr, (ast.BinOp, ast.UnaryOp, ast.Compare)):
-        parts: list[ast.expr] = [part for part in ast.iter_child_nodes(expr) if isinstance(part, ast.expr)]
-    elif isinstance(expr, ast.Call) and isinstance(expr.func, ast.Attribute):
-        if expr.func.attr in branch.functions.reducing and not (expr.args or expr.keywords):
+class _Shapes:
+    """Shapes of what a branch combines entry by entry, as far as its code and the recordings tell.
+
+    Args:
+        branch: the branch.
+        stored: values of the parameters and buffers that were read, by name.
+    """
+
+    def __init__(self, branch: UntakenBranch, stored: Mapping[str, Value]) -> None:
+        self._branch, self._stored = branch, stored
+        left_out = branch.arguments() - {branch.self_name, *branch.branch.assigned}
+        self._left_out = {name for name in left_out if self._holds_no_tensor(name)}
+
+    def of(self, expr: ast.expr) -> list[Sequence[int]] | None:
+        """Return the shapes of the tensors in an expression, none for numbers; None if any is unknown."""
+        if self._left_out.issuperset(names_read(expr)):  # nothing but sizes, types and numbers in the code, or those
             return []
-        is_entrywise = branch.functions.of_call(expr.func.attr) not in (None, Effect.USES)
-        is_entrywise = is_entrywise and not branch.functions.moves(expr)
-        if not (is_entrywise or expr.func.attr in branch.functions.broadcasting):
-            return None if _reads_tensors(branch, expr, stored) else []
-        parts = [*expr.args, *(k.value for k in expr.keywords)]
-        parts += [] if _is_torch(branch, expr.func) else [expr.func.value]
-    else:
-        return None if _reads_tensors(branch, expr, stored) else []
-    return _joined(_shapes(branch, part, stored) for part in parts)
+        if isinstance(expr, ast.Name):
+            return self._of_variable(expr.id)
+        if isinstance(expr, ast.Attribute):
+            held = self._held(expr)
+            return [held.shape] if isinstance(held, Tensor) else [] if isinstance(held, _PLAIN) else None
+        if isinstance(expr, ast.Call):
+            return self._of_call(expr)
+        return self._of_all(ast.iter_child_nodes(expr)) if isinstance(expr, _OPERATORS) else None
+
+    def _of_all(self, parts: Iterable[ast.AST]) -> list[Sequence[int]] | None:
+        shapes = [self.of(part) for part in parts if isinstance(part, ast.expr)]
+        return None if None in shapes else [shape for own in shapes for shape in own or ()]
+
+    def _of_variable(self, name: str) -> list[Sequence[int]] | None:
+        """Return the shapes of the tensors in a variable, or of those that the branch computes it from."""
+        branch = self._branch
+        recorded: list[Sequence[int]] = [value.shape for value in branch.values_of(name, self._stored)]
+        if name not in branch.branch.assigned:
+            return recorded if recorded or self._holds_no_tensor(name) else None
+        assigned = branch.branch.values_of(name)
+        if not assigned or branch.holds_unread(name, self._stored) or any(name in names_read(v) for v in assigned):
+            return None
+        others = self._of_all(assigned)
+        return None if others is None else recorded + others
+
+    def _of_call(self, call: ast.Call) -> list[Sequence[int]] | None:
+        parts, function, functions = [*call.args, *(k.value for k in call.keywords)], call.func, self._branch.functions
+        if isinstance(function, ast.Name):
+            return [] if function.id in _OF_NUMBERS else self._of_all(parts) if function.id in _OF_PARTS else None
+        if not isinstance(function, ast.Attribute):
+            return None
+        if function.attr in functions.reducing and not parts:
+            return [] if self._is_tensor(function.value) else None
+        is_entrywise = functions.of_call(function.attr) is not None and not functions.moves(call)
+        if not (is_entrywise or function.attr in functions.broadcasting):
+            return None
+        if self._is_torch(function.value):
+            return self._of_all(parts)
+        return self._of_all([function.value, *parts]) if self._is_tensor(function.value) else None
+
+    def _is_tensor(self, expr: ast.expr) -> bool:
+        """Whether an expression is certainly a tensor, whose methods are torch's."""
+        if isinstance(expr, ast.Name):
+            return bool(self._branch.values_of(expr.id, self._stored))
+        if isinstance(expr, ast.Attribute):
+            return isinstance(self._held(expr), Tensor)
+        if isinstance(expr, ast.Call) and isinstance(expr.func, ast.Attribute):
+            return self._is_torch(expr.func.value) or self._is_tensor(expr.func.value)
+        return isinstance(expr, ast.BinOp) and any(map(self._is_tensor, (expr.left, expr.right)))
+
+    def _is_torch(self, expr: ast.expr) -> bool:
+        return next(names_read(expr), None) in self._branch.functions.namespaces
+
+    def _held(self, expr: ast.expr) -> Any:
+        """Return what an attribute holds, also one of a plain object in an attribute of the module."""
+        if not isinstance(expr, ast.Attribute):
+            return self._branch.attribute(expr)
+        owner = self._held(expr.value)
+        if isinstance(owner, nn.Module):
+            return getattr(owner, expr.attr, _Unknown)
+        return getattr(owner, "__dict__", {}).get(expr.attr, _Unknown)
+
+    def _holds_no_tensor(self, name: str) -> bool:
+        """Whether a variable held numbers and other objects alone, as far as recorded."""
+        branch = self._branch
+        is_local = name in branch.code.co_varnames
+        return is_local and not branch.values_of(name, self._stored) and not branch.holds_unread(name, self._stored)
 
 
-def _shapes_of_variable(branch: UntakenBranch, name: str, stored: Mapping[str, Value]) -> list[Sequence[int]] | None:
-    """Return the shapes of the tensors in a variable, or of those that the branch computes it from."""
-    assigned = branch.branch.values_of(name) if name in branch.branch.assigned else []
-    is_unknown = bool(assigned) is not (name in branch.branch.assigned) or branch.holds_unread(name, stored)
-    if is_unknown or any(name in names_read(value) for value in assigned):
-        return None
-    recorded: list[Sequence[int]] = [value.shape for value in branch.values_of(name, stored)]
-    return _joined([recorded, *(_shapes(branch, value, stored) for value in assigned)])
+class _Unknown:
+    """Stands for what an attribute holds that was not read."""
 
 
-def _joined(shapes: Iterable[list[Sequence[int]] | None]) -> list[Sequence[int]] | None:
-    """Return all shapes of several lists; None if any is unknown."""
-    every = list(shapes)
-    return None if None in every else [shape for own in every for shape in own or ()]
-
-
-def _is_torch(branch: UntakenBranch, function: ast.Attribute) -> bool:
-    names = list(names_read(function.value))
-    return bool(names) and names[0] in branch.functions.namespaces
-
-
-def _reads_tensors(branch: UntakenBranch, expr: ast.expr, stored: Mapping[str, Value]) -> bool:
-    """Whether an expression reads a tensor of the recordings, what the branch sets, or the result of a module."""
-    names = set(names_read(expr)) - {branch.self_name}
-    if not names.isdisjoint(branch.branch.assigned) or any(branch.holds_unread(name, stored) for name in names):
-        return True
-    held = [branch.attribute(node) for node in nodes_read(expr) if isinstance(node, ast.Attribute)]
-    is_called = any(isinstance(n, ast.Call) and _module_called(branch, n) is not None for n in nodes_read(expr))
-    return is_called or any(isinstance(h, Tensor) for h in held) or any(branch.values_of(n, stored) for n in names)
+_PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
+_OPERATORS = (ast.BinOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.UnaryOp)
+_OF_NUMBERS = frozenset({"bool", "float", "int", "len"})
+_OF_PARTS = frozenset({"abs", "max", "min", "round", "sum"})
