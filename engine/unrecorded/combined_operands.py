@@ -13,6 +13,7 @@ from engine.flow.effects import names_read, operands
 from engine.observations.assumptions import Assumptions
 from engine.observations.dataflow import Dataflow
 from engine.program.graph import Value
+from engine.source.bindings import bindings, bound_value
 from engine.unrecorded.untaken import UntakenBranch
 
 __all__ = ["adds_results_alone", "keep_beside_operands"]
@@ -90,8 +91,7 @@ class _Shapes:
 
     def __init__(self, branch: UntakenBranch, stored: Mapping[str, Value]) -> None:
         self._branch, self._stored = branch, stored
-        left_out = branch.arguments() - {branch.self_name, *branch.branch.assigned}
-        self._left_out = {name for name in left_out if self._holds_no_tensor(name)}
+        self._left_out = {name for name in branch.arguments() - {branch.self_name} if self._is_left_out(name)}
 
     def of(self, expr: ast.expr) -> list[Sequence[int]] | None:
         """Return the shapes of the tensors in an expression, none for numbers; None if any is unknown."""
@@ -111,16 +111,19 @@ class _Shapes:
         return None if None in shapes else [shape for own in shapes for shape in own or ()]
 
     def _of_variable(self, name: str) -> list[Sequence[int]] | None:
-        """Return the shapes of the tensors in a variable, or of those that the branch computes it from."""
-        branch = self._branch
-        recorded: list[Sequence[int]] = [value.shape for value in branch.values_of(name, self._stored)]
-        if name not in branch.branch.assigned:
-            return recorded if recorded or self._holds_no_tensor(name) else None
-        assigned = branch.branch.values_of(name)
-        if not assigned or branch.holds_unread(name, self._stored) or any(name in names_read(v) for v in assigned):
+        """Return the shapes of the tensors in a variable, and of those that code which did not run computes it from."""
+        branch, own = self._branch, self._branch.branch.values_of(name)
+        is_unknown = not own if name in branch.branch.assigned else name not in branch.code.co_varnames
+        idle = [*own, *self._set_by_idle_code(name)]
+        if is_unknown or branch.holds_unread(name, self._stored) or any(name in names_read(value) for value in idle):
             return None
-        others = self._of_all(assigned)
-        return None if others is None else recorded + others
+        others, recorded = self._of_all(idle), branch.values_of(name, self._stored)
+        return None if others is None else [*(value.shape for value in recorded), *others]
+
+    def _set_by_idle_code(self, name: str) -> list[ast.expr]:
+        """Return what code that did not run, here or elsewhere in the function, assigns to a variable."""
+        own = bindings(self._branch.tree, self._branch.self_name).get(name, ())
+        return [bound_value(name, binding) for binding in own if not self._branch.ran(binding.node)]
 
     def _of_call(self, call: ast.Call) -> list[Sequence[int]] | None:
         parts, function, functions = [*call.args, *(k.value for k in call.keywords)], call.func, self._branch.functions
@@ -159,11 +162,10 @@ class _Shapes:
             return getattr(owner, expr.attr, _Unknown)
         return getattr(owner, "__dict__", {}).get(expr.attr, _Unknown)
 
-    def _holds_no_tensor(self, name: str) -> bool:
-        """Whether a variable held numbers and other objects alone, as far as recorded."""
-        branch = self._branch
-        is_local = name in branch.code.co_varnames
-        return is_local and not branch.values_of(name, self._stored) and not branch.holds_unread(name, self._stored)
+    def _is_left_out(self, name: str) -> bool:
+        """Whether an argument is no tensor in the recordings, and keeps what the caller passes."""
+        is_tensor = self._branch.values_of(name, self._stored) or self._branch.holds_unread(name, self._stored)
+        return not is_tensor and name not in self._branch.branch.assigned and not self._set_by_idle_code(name)
 
 
 class _Unknown:

@@ -76,8 +76,6 @@ class UntakenBranch:
         self.types = HeldTypes(branch, coverage, self.self_name)
         self.functions = dataflow.functions.within(coverage.space, self.code)
 
-    # ------------------------------------------------------------------ why it did not run
-
     def is_decided_at(self, places: Collection[str]) -> bool:
         """Whether its condition is on one of the given lines."""
         return any(is_at(test, self.code.co_filename, places) for test in self.tests())
@@ -158,8 +156,6 @@ class UntakenBranch:
         held = {n: getattr(owner, n, _MISSING) for n in used}
         return any(value is _MISSING or value is None and never_changed(n) for n, value in held.items())
 
-    # ------------------------------------------------------------------ what it does to variables
-
     def effects(self) -> Mapping[str, Effect]:
         """Return its effect on the contents of each variable."""
         variables = set(self.code.co_varnames) - set_from_globals(self.tree, self.code)
@@ -175,14 +171,17 @@ class UntakenBranch:
         all_effects = effects_of_skipping(self.branch, self.tree, self.functions)
         return {n: effect for n, effect in all_effects.items() if ("none", None) not in self._seen.get(n, ())}
 
+    def ran(self, node: ast.AST) -> bool:
+        """Whether a syntax node of the function ran."""
+        return self._coverage.function.ran(node, self._coverage.ran)
+
     def returned_argument(self) -> str | None:
         """Return the argument, never assigned to, that the function returned wherever it did return; None if none."""
-        function = self._coverage.function
-        returns = (n for n in nodes_of(function.tree, ast.Return) if n not in self.branch.syntax)
-        values = [n.value for n in returns if function.ran(n, self._coverage.ran)]
+        returns = (n for n in nodes_of(self.tree, ast.Return) if n not in self.branch.syntax)
+        values = [n.value for n in returns if self.ran(n)]
         names = {value.id if isinstance(value, ast.Name) else None for value in values}
         name = names.pop() if len(names) == 1 else None
-        return name if name in self.arguments() and name not in bindings(function.tree, self.self_name) else None
+        return name if name in self.arguments() and name not in bindings(self.tree, self.self_name) else None
 
     def reshaped_to_literals(self, beside_attributes: bool) -> set[str]:
         """Return the variables that are reshaped to sizes written in the code, which do not follow.
@@ -320,8 +319,6 @@ class UntakenBranch:
         is_weight = isinstance(tensor, nn.Parameter) or (tensor.is_floating_point() and tensor.ndim > 1)
         stored = ((n, key, t) for n, m in self._modules.items() for key, t in {**m._parameters, **m._buffers}.items())
         return next((f"{n}.{key}".lstrip(".") for n, key, t in stored if t is tensor), None) if is_weight else None
-
-    # ------------------------------------------------------------------ modules
 
     def module_calls(self) -> Iterator[tuple[str, set[str]]]:
         """Yield the modules that it calls, with the variables that it passes to them."""

@@ -28,6 +28,7 @@ class _Net(nn.Module):
         self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(3, 8, 1)
         self.last, self.head = nn.Conv2d(8, 6, 3, padding=1), nn.Linear(6, 2)
         self.gain, self.same = nn.Parameter(torch.ones(8, 1, 1)), nn.Identity()
+        self.gains = _Gains()
         self.step = step
 
     def forward(self, x: Tensor) -> Any:
@@ -56,6 +57,57 @@ def _averaged(net: _Net, y: Tensor, z: Tensor, x: Tensor) -> Tensor:
 def _added_again(net: _Net, y: Tensor, z: Tensor, x: Tensor) -> Tensor:
     if not x.is_contiguous():
         y = y + net.second(x)
+    return y
+
+
+_GAIN = torch.linspace(0.5, 2, 8, dtype=torch.float64).view(8, 1, 1)
+
+
+class _Gains:
+    """Holds a tensor of as many numbers as there are channels, and returns it."""
+
+    def __init__(self) -> None:
+        self.own = _GAIN
+
+    def mean(self) -> Tensor:
+        """Return it."""
+        return self.own
+
+
+def _by_a_global(net: _Net, y: Tensor, z: Tensor, x: Tensor) -> Tensor:
+    if not x.is_contiguous():
+        y = y * _GAIN
+    return y
+
+
+def _by_an_attribute(net: _Net, y: Tensor, z: Tensor, x: Tensor) -> Tensor:
+    if not x.is_contiguous():
+        y = y * net.gains.own
+    return y
+
+
+def _by_a_method(net: _Net, y: Tensor, z: Tensor, x: Tensor) -> Tensor:
+    if not x.is_contiguous():
+        y = y * net.gains.mean()
+    return y
+
+
+def _by_another_branch(net: _Net, y: Tensor, z: Tensor, x: Tensor) -> Tensor:
+    gain: Any = 1.0
+    if not x.is_contiguous():
+        gain = net.gain
+    z.sum()
+    if not x.is_contiguous():
+        y = y * gain
+    return y
+
+
+def _by_an_unset_variable(net: _Net, y: Tensor, z: Tensor, x: Tensor) -> Tensor:
+    if not x.is_contiguous():
+        gain = [_GAIN]
+    z.sum()
+    if not x.is_contiguous():
+        y = y * gain[0]
     return y
 
 
@@ -136,6 +188,11 @@ TRAPS = [
     _trap("features that are multiplied by others in another layout", _multiplied),
     _trap("features that are multiplied by a parameter in another layout", _scaled),
     _trap("features that are multiplied by an average in another layout", _averaged),
+    _trap("features that are multiplied by a global tensor in another layout", _by_a_global),
+    _trap("features that are multiplied by a tensor of an object in another layout", _by_an_attribute),
+    _trap("features that are multiplied by an object's result in another layout", _by_a_method),
+    _trap("features that are multiplied by what another branch sets in another layout", _by_another_branch),
+    _trap("features that are multiplied by a variable that no run has set in another layout", _by_an_unset_variable),
     _trap("results of a layer that are added in another layout", _added_again),
     _trap("other features in a dtype in another layout", _typed),
     _trap("other features by way of a module in another layout", _called_same),
