@@ -12,14 +12,15 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType, MethodType
 from typing import Any, TypeVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from engine.flow.branches import RESULT
-from engine.flow.choices import Choices
+from engine.flow.choices import Choices, functions_in_class, is_plain_class
 from engine.numbers.sized_places import is_at
 from engine.source.bindings import bindings, path_of
 from engine.source.callees import attribute_of, functions_run_by, inherited, items, parts
 from engine.source.function_text import syntax_of
+from engine.source.instructions import arguments_of
 from engine.source.model_code import code_of
 from engine.source.syntax import nodes_of
 
@@ -182,6 +183,8 @@ class Reader:
         for call in _calls(self.tree):
             if not self._receives_argument(call):
                 continue
+            for kind in filter(is_plain_class, self._candidates(call.func)):  # its methods read what the object keeps
+                yield from ((method, frozenset(arguments_of(method.__code__))) for method in functions_in_class(kind))
             first = [a for a in call.args[:1] if not (isinstance(a, ast.Name) and a.id == self._self_name)]
             wrapped = [(function, call.args[1:]) for function in first]  # checkpoint(block, x, flag)
             for function, arguments in ((call.func, call.args), *wrapped):
@@ -249,10 +252,9 @@ class Reader:
 
     def returns_argument(self, call: ast.Call) -> bool:
         """Whether a call creates an object from such arguments or choices, or runs a function that returns them."""
-        for candidate in self._candidates(call.func):
-            if isinstance(candidate, type) and not issubclass(candidate, (nn.Module, Tensor)):
-                if self._receives_argument(call) or self.choices.are_in_class(candidate):
-                    return True
+        for kind in filter(is_plain_class, self._candidates(call.func)):
+            if self._receives_argument(call) or self.choices.are_in_class(kind):
+                return True
         callees = () if self.is_module(call.func) else self._callees(call.func, call.args)
         return any(
             self._function_returns_argument(callee, frozenset(self._arguments(callee, rest, call.keywords)))

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+from torch import Tensor, nn
 
 from engine.flow.names_used import names_in
 from engine.numbers.sized_places import has_place
+from engine.source.decorated import unwrapped
 from engine.source.function_text import syntax_of
 from engine.source.model_code import functions_of
 
-__all__ = ["Choices"]
+__all__ = ["Choices", "functions_in_class", "is_plain_class"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class Choices:
 
     def _are_in_any(self, kind: type) -> bool:
         """Whether such a choice is in a class, or in one of the classes and functions that its methods mention."""
-        waiting, seen = list(functions_of(kind)), set[CodeType]()
+        waiting, seen = list(functions_in_class(kind)), set[CodeType]()
         while waiting:
             function = waiting.pop()
             code = function.__code__
@@ -80,7 +84,7 @@ class Choices:
                 return True
             for mentioned in map(function.__globals__.get, names_in(code)):
                 if isinstance(mentioned, type):
-                    waiting += functions_of(mentioned)
+                    waiting += functions_in_class(mentioned)
                 elif isinstance(mentioned, FunctionType):
                     waiting.append(mentioned)
         return False
@@ -92,3 +96,32 @@ class Choices:
             return True
         tree = syntax_of(code) if self.expressions else None
         return tree is not None and not self.expressions.isdisjoint(ast.walk(tree))
+
+
+def is_plain_class(candidate: Any) -> bool:
+    """Whether an object is a class, but not of modules or tensors.
+
+    Example:
+        >>> is_plain_class(dict), is_plain_class(nn.Linear)
+        (True, False)
+    """
+    return isinstance(candidate, type) and not issubclass(candidate, (nn.Module, Tensor))
+
+
+def functions_in_class(kind: type) -> Iterator[FunctionType]:
+    """Yield the functions of a class, also those of its properties and class methods.
+
+    Args:
+        kind: the class, no module.
+
+    Example:
+        >>> class Plan:
+        ...     parts = property(lambda self: 2)
+        >>> len(list(functions_in_class(Plan)))
+        1
+    """
+    yield from functions_of(kind)
+    for base in kind.__mro__:
+        for member in vars(base).values():
+            inner = (getattr(member, name, None) for name in ("fget", "func", "__func__"))
+            yield from (function for function in map(unwrapped, inner) if isinstance(function, FunctionType))

@@ -56,6 +56,8 @@ class _NumberReader(Reader):
                 return all(map(self._is_number, (left, right))) and (self.follows(left) or self.follows(right))
             case ast.UnaryOp(operand=operand):
                 return self.follows(operand)
+            case ast.Attribute(value=held) | ast.Call(func=ast.Attribute(value=held)) if self.follows(held):
+                return True
             case ast.Call(func=function, args=args):
                 if isinstance(function, ast.Name) and function.id in vars(builtins):
                     return any(map(self.follows, args))

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from engine.flow.argument_flow import PassedArguments, are_options, passed_arguments
-from engine.flow.choices import Choices
+from engine.flow.choices import Choices, functions_in_class, is_plain_class
 from engine.numbers.sized_places import has_place
 from engine.program.trees import tensors_in
 from engine.source.callees import own_calls
@@ -129,7 +129,7 @@ def _is_empty(value: Any) -> bool:
 
 
 def functions_that_choose(model: nn.Module, chooses: Callable[[CodeType], bool]) -> Sequence[FunctionType | MethodType]:
-    """Return the methods of modules, and functions in their files, that choose something, and their callers.
+    """Return the functions, methods of modules and of classes in their files that choose something, and their callers.
 
     Callers are found by name only: one too many does no harm.
 
@@ -137,19 +137,23 @@ def functions_that_choose(model: nn.Module, chooses: Callable[[CodeType], bool])
         model: the model.
         chooses: returns whether a function does, given its code.
     """
-    functions: list[FunctionType | MethodType] = [
-        MethodType(function, module)
+    functions: dict[FunctionType | MethodType, set[str]] = {  # with the names that callers mention
+        MethodType(function, module): {function.__name__}
         for module in model.modules()
         for function in functions_of(type(module))  # type: ignore[arg-type]
-    ]
-    spaces = module_namespaces(model)
-    functions += [held for space in spaces for held in list(space.values()) if isinstance(held, FunctionType)]
+    }
+    for space in module_namespaces(model):
+        for item in list(space.values()):
+            if isinstance(item, FunctionType):
+                functions[item] = {item.__name__}
+            elif is_plain_class(item) and item.__module__ == space.get("__name__"):
+                functions |= {function: {function.__name__, item.__name__} for function in functions_in_class(item)}
     choosing = [function for function in functions if chooses(function.__code__)]
-    waiting = {function.__name__ for function in choosing} - {"forward"}
+    waiting = set().union(*map(functions.__getitem__, choosing)) - {"forward"}
     codes = {function.__code__ for function in choosing}
     while waiting:
         callers = [f for f in functions if f.__code__ not in codes and not waiting.isdisjoint(f.__code__.co_names)]
         choosing += callers
         codes.update(function.__code__ for function in callers)
-        waiting = {function.__name__ for function in callers} - {"forward"}
+        waiting = set().union(*map(functions.__getitem__, callers)) - {"forward"}
     return choosing

@@ -51,6 +51,8 @@ def attribute_of(candidate: Any, name: str) -> Any:
     function = inspect.getattr_static(candidate if isinstance(candidate, type) else type(candidate), name, None)
     if isinstance(function, staticmethod):
         return function.__func__
+    if isinstance(function, classmethod):
+        return MethodType(function.__func__, candidate if isinstance(candidate, type) else type(candidate))
     if isinstance(candidate, type):
         return function if isinstance(function, FunctionType) else None
     return MethodType(function, candidate) if isinstance(function, FunctionType) else None
