@@ -288,6 +288,8 @@ class Reader:
                     yield from inherited(self._owner, self.code, name)
             case ast.Attribute(value=value, attr=name) if not isinstance(value, ast.Call):
                 yield from (attribute_of(candidate, name) for candidate in self._candidates(value, depth))
+            case ast.Call(func=function):  # an object of a plain class is called like its class
+                yield from filter(is_plain_class, self._candidates(function, depth))
             case ast.Subscript(value=value):
                 yield from (item for candidate in self._candidates(value, depth) for item in items(candidate))
 

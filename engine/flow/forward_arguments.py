@@ -147,7 +147,8 @@ def functions_that_choose(model: nn.Module, chooses: Callable[[CodeType], bool])
             if isinstance(item, FunctionType):
                 functions[item] = {item.__name__}
             elif is_plain_class(item) and item.__module__ == space.get("__name__"):
-                functions |= {function: {function.__name__, item.__name__} for function in functions_in_class(item)}
+                for function in functions_in_class(item):  # subclasses have it as well
+                    functions.setdefault(function, set()).update((function.__name__, item.__name__))
     choosing = [function for function in functions if chooses(function.__code__)]
     waiting = set().union(*map(functions.__getitem__, choosing)) - {"forward"}
     codes = {function.__code__ for function in choosing}

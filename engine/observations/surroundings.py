@@ -5,18 +5,20 @@ If code may use them in a way that no analysis follows, all of them count as use
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Collection, Iterator, Mapping
 from types import CodeType
 
 from torch import nn
 
+from engine.flow.effects import names_read
 from engine.flow.names_used import names_in
 from engine.observations.assumptions import Assumptions
 from engine.observations.dataflow import Dataflow, is_inside
 from engine.program.graph import Node, Value
 from engine.source.model_code import codes_of
 
-__all__ = ["is_own_op", "use_values_around_code", "values_around"]
+__all__ = ["is_own_op", "picks_from_variables", "use_values_around_code", "values_around"]
 
 
 def use_values_around_code(
@@ -26,6 +28,7 @@ def use_values_around_code(
     assumptions: Assumptions,
     reason: str,
     called: Collection[CodeType] = (),
+    received: bool = False,
 ) -> None:
     """Count as used the values around all modules for which a function may run.
 
@@ -36,9 +39,29 @@ def use_values_around_code(
         assumptions: is extended.
         reason: a verb phrase about a value, for the user.
         called: code of the functions that ran; a plain function without ops runs for the modules of its callers.
+        received: whether it may use what a module receives and no op of it reads: values around the module that calls.
     """
-    for owner in _owners(code, modules, dataflow, called):
+    owners = _owners(code, modules, dataflow, called)
+    if received:
+        owners |= {name.rpartition(".")[0] for name in owners} & modules.keys()
+    for owner in owners:
         assumptions.use(values_around(owner, modules, dataflow), reason)
+
+
+def picks_from_variables(pick: ast.AST, owner: str | None) -> bool:
+    """Whether an expression may pick from variables, such as arguments, and not from attributes of its module alone.
+
+    Args:
+        pick: a subscript, a method call, or a comparison in a loop.
+        owner: the variable that is the module.
+
+    Example:
+        >>> texts = "(a, b)[n]", "self.layers[n]", "features.pop(n)"
+        >>> [picks_from_variables(ast.parse(text, mode="eval").body, "self") for text in texts]
+        [True, False, True]
+    """
+    container = pick.func if isinstance(pick, ast.Call) else pick.value if isinstance(pick, ast.Subscript) else pick
+    return any(name != owner for name in names_read(container))
 
 
 def _owners(
