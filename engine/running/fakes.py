@@ -191,7 +191,7 @@ class Fakes:
             return self._outputs_from(recipe, inputs)
         before = [Layout.of(t) for t in inputs]
         out = self._run(func, args, kwargs)
-        _remember(_RECIPES, key, recipe := _recipe(out, inputs, before))
+        _remember(_RECIPES, key, recipe := _recipe(func, out, inputs, before))
         if same is not None and recipe is not None and _resized(recipe, inputs[0]) == recipe:
             _remember(_RECIPES_BY_ELEMENT, same, recipe)
         return out
@@ -301,19 +301,25 @@ def _remember(recipes: dict[Any, _Recipe | None], key: Any, recipe: _Recipe | No
     recipes[key] = recipe
 
 
-def _recipe(out: Any, inputs: list[Tensor], before: list[Layout]) -> _Recipe | None:
-    """Return how to create these outputs again; None if they are views, or if an argument was changed."""
+def _recipe(func: Any, out: Any, inputs: list[Tensor], before: list[Layout]) -> _Recipe | None:
+    """Return how to create these outputs again; None if they are views, or if an argument was changed.
+
+    An op that returns what it writes to has a recipe only if it returned an argument: for a broken copy of a fake
+    tensor, it may return another object, and recipes outlive the run.
+    """
     single = isinstance(out, Tensor)
     outputs = [out] if single else list(out) if type(out) in (list, tuple) else []
     if not outputs or not all(isinstance(t, FakeTensor) and t.constant is None for t in outputs):
         return None
     if [Layout.of(t) for t in inputs] != before:
         return None
+    returns_written = any(r.alias_info is not None and r.alias_info.is_write for r in func._schema.returns)
     parts: list[Layout | _Argument] = []
     taken = {storage_of(t) for t in inputs}
     for tensor in outputs:
         position = next((i for i, t in enumerate(inputs) if t is tensor), None)
-        if position is None and (storage_of(tensor) in taken or tensor.storage_offset() or not _is_plain(tensor)):
+        is_new = not (returns_written or storage_of(tensor) in taken or tensor.storage_offset())
+        if position is None and not (is_new and _is_plain(tensor)):
             return None
         taken.add(storage_of(tensor))
         parts.append(Layout.of(tensor) if position is None else _Argument(position))

@@ -110,6 +110,20 @@ def test_an_op_that_writes_gives_back_what_it_was_given(monkeypatch: pytest.Monk
     assert twice(relu, monkeypatch)
 
 
+def test_an_op_that_writes_and_returns_another_tensor_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later runs would record the write with a second result."""
+    twice(lambda fakes: None, monkeypatch)  # forgets what earlier tests remembered
+
+    def written(fakes: Fakes) -> bool:
+        x = fakes.of(torch.zeros(2, 3))
+        return fakes.run(ATEN.sigmoid_.default, (x,), {}) is x
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Fakes, "_run", lambda self, func, args, kwargs: self.like(args[0]))
+        assert not written(Fakes())
+    assert written(Fakes())
+
+
 def test_an_op_that_changes_its_argument_is_run_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """``unsqueeze_`` changes the sizes of what it is given."""
 
