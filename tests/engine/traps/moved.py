@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from engine.flow.effects import Effect, effects
 from engine.observations.assumptions import Assumptions
 from engine.unrecorded import untaken
-from tests.engine.traps.trap import Ablation, Trap, Use, once
+from tests.engine.traps.trap import Ablation, Trap, not_contiguous, once
 
 __all__ = ["ABLATIONS", "TRAPS"]
 
@@ -33,13 +33,16 @@ class _UNet(nn.Module):
             self.ups.append(nn.Sequential(nn.Conv2d(2 * o, o, 3, padding=1), nn.ReLU()))
         self.head = nn.Conv2d(4, 2, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def encoded(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         skips = []
         for down in self.downs:
             x = down(x)
             skips.append(x)
             x = F.max_pool2d(x, 2)
-        x = self.bottom(x)
+        return self.bottom(x), skips
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, skips = self.encoded(x)
         for n in range(0, len(self.ups), 2):
             x = self.ups[n](x)
             skip = skips[-1 - n // 2]
@@ -51,12 +54,7 @@ class _UNet(nn.Module):
 
 class _CroppedUNet(_UNet):
     def forward(self, x: Tensor) -> Tensor:
-        skips = []
-        for down in self.downs:
-            x = down(x)
-            skips.append(x)
-            x = F.max_pool2d(x, 2)
-        x = self.bottom(x)
+        x, skips = self.encoded(x)
         for n in range(0, len(self.ups), 2):
             x, skip = self.ups[n](x), skips.pop()
             if x.shape[2:] != skip.shape[2:]:
@@ -67,12 +65,7 @@ class _CroppedUNet(_UNet):
 
 class _ResizedUNet(_UNet):
     def forward(self, x: Tensor) -> Tensor:
-        skips = []
-        for down in self.downs:
-            x = down(x)
-            skips.append(x)
-            x = F.max_pool2d(x, 2)
-        x = self.bottom(x)
+        x, skips = self.encoded(x)
         for n in range(0, len(self.ups), 2):
             x, skip = self.ups[n](x), skips.pop()
             if x.shape != skip.shape:
@@ -145,21 +138,12 @@ def _padded_along_channels(y: Tensor, x: Tensor) -> Tensor:
     return y
 
 
-def _not_contiguous(*shape: int) -> Use:
-    def use(model: nn.Module) -> Any:
-        noise = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        with torch.no_grad():
-            return model.eval()(noise.transpose(1, 2).contiguous().transpose(1, 2))
-
-    return use
-
-
 def _of(shape: tuple[int, ...]) -> Callable[[nn.Module], Tensor]:
     return lambda model: torch.zeros(shape, dtype=torch.float64)
 
 
 _EVEN = _of((2, 3, 8, 8))
-_OTHERS = [once(2, 3, 6, 4), _not_contiguous(2, 3, 6, 4), _not_contiguous(1, 3, 5, 9)]
+_OTHERS = [once(2, 3, 6, 4), not_contiguous(2, 3, 6, 4), not_contiguous(1, 3, 5, 9)]
 
 TRAPS = [
     *(
@@ -178,7 +162,7 @@ TRAPS = [
         source="a slice on channels last, of a width that the layer behind does not have",
         make=lambda: _Between(_cut_along_the_last, _Narrow()),
         example=_of((2, 4, 5, 3)),
-        uses=[once(2, 5, 4, 3), _not_contiguous(2, 5, 4, 3)],
+        uses=[once(2, 5, 4, 3), not_contiguous(2, 5, 4, 3)],
     ),
     Trap(
         name="pads to whole strides where there is anything to pad",
@@ -201,7 +185,7 @@ TRAPS = [
         source="F.interpolate on channels last, which runs over the last dimensions",
         make=lambda: _Between(_resized_along_the_last, nn.Linear(8, 4)),
         example=_of((2, 4, 4, 3)),
-        uses=[once(2, 5, 4, 3), _not_contiguous(2, 5, 4, 3)],
+        uses=[once(2, 5, 4, 3), not_contiguous(2, 5, 4, 3)],
     ),
     Trap(
         name="pads and shifts in another layout",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from engine.flow import effects
 from engine.flow.effects import Functions
 from engine.unrecorded import unreached, untaken
-from tests.engine.traps.trap import Ablation, Trap, Use, once
+from tests.engine.traps.trap import Ablation, Trap, not_contiguous, once
 
 __all__ = ["ABLATIONS", "TRAPS"]
 
@@ -163,22 +163,13 @@ def _by_torch(net: _Net, y: Tensor, z: Tensor, x: Tensor) -> Tensor:
     return y
 
 
-def _not_contiguous(*shape: int) -> Use:
-    def use(model: nn.Module) -> Any:
-        noise = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        with torch.no_grad():
-            return model.eval()(noise.transpose(1, 2).contiguous().transpose(1, 2))
-
-    return use
-
-
 def _trap(name: str, step: _Step, shrinks: bool | str = False) -> Trap:
     return Trap(
         name=name,
         source="a branch on a property of a tensor that no recording changes",
         make=functools.partial(_Net, step),
         example=lambda model: torch.zeros(2, 3, 6, 6, dtype=torch.float64),
-        uses=[once(1, 3, 5, 7), _not_contiguous(2, 3, 6, 6), _not_contiguous(1, 3, 5, 7)],
+        uses=[once(1, 3, 5, 7), not_contiguous(2, 3, 6, 6), not_contiguous(1, 3, 5, 7)],
         shrinks=shrinks,
         seeds=(1, 2, 3),
     )

@@ -25,7 +25,7 @@ from engine.errors import EngineError
 from engine.program.stored import stored_tensors
 from tests.engine.exactness import Masks, channel_masks, masked, parameters, randomised
 
-__all__ = ["Ablation", "Trap", "Use", "catalogue", "check", "once"]
+__all__ = ["Ablation", "Trap", "Use", "catalogue", "check", "not_contiguous", "once"]
 
 Use = Callable[[nn.Module], Any]
 """Runs a network as a user would, and returns all that is observed of it: tensors and numbers in any containers."""
@@ -40,6 +40,17 @@ def once(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float64) -> Use:
         noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
         with torch.no_grad():
             return model.eval()(noise)
+
+    return use
+
+
+def not_contiguous(*shape: int) -> Use:
+    """Return a use that calls the network once, in eval mode, on noise of a shape in another memory order."""
+
+    def use(model: nn.Module) -> Any:
+        noise = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        with torch.no_grad():
+            return model.eval()(noise.transpose(1, 2).contiguous().transpose(1, 2))
 
     return use
 
