@@ -35,7 +35,7 @@ from engine.ops.calls import FUNCTIONS
         ("x = x[:, :, 0]", Effect.USES),
         ("x = x[:, :, : x.argmax()]", Effect.USES),
         ("limit = torch.finfo(x.dtype).max", None),
-        ("found = torch.isinf(x).any()", None),
+        ("is_infinite = torch.isinf(x).any()", None),
         ("y = x.type(y.type())", Effect.USES),
         ("y = self.id(x)", Effect.USES),
         ("y = y + x.isfinite()", Effect.USES),

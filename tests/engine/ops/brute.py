@@ -115,13 +115,13 @@ def _influence(f: Function, count: int, which: int, channel: int, shape: Sequenc
 
 
 def check_constants(
-    f: Function, known: Sequence[int], count: int = 1, channels: int = 8, closed: Any = None, **parts: nn.Module
+    f: Function, constant: Sequence[int], count: int = 1, channels: int = 8, closed: Any = None, **parts: nn.Module
 ) -> Tensor:
     """Where a constant is predicted, really running the op with dead channels gives it, at two resolutions.
 
     Args:
         f: the op, a function of the stems' outputs.
-        known: the channels of the output that are expected to be predicted.
+        constant: the channels of the output that are expected to be predicted.
         count, channels: of the stems.
         closed: per stem, its dead channels; by default the first half.
         parts: modules that ``f`` uses.
@@ -138,19 +138,19 @@ def check_constants(
     predicted = constants[value]
     small = masked(model, masks)
     for size in ((3, 3, 4, 4), (2, 3, 6, 6)):
-        found = run(small, torch.randn(*size, dtype=torch.float64))[0]
-        if any(n not in (1, have) for n, have in zip(predicted.shape, found.shape, strict=True)):
+        result = run(small, torch.randn(*size, dtype=torch.float64))[0]
+        if any(n not in (1, have) for n, have in zip(predicted.shape, result.shape, strict=True)):
             continue  # it differs from place to place, so it is for the example's resolution
-        expected = predicted.expand_as(found)
+        expected = predicted.expand_as(result)
         where = ~expected.isnan()
         if constants.has_profile(value):
-            shares = torch.where(where & (expected != 0), found / expected, torch.nan)
+            shares = torch.where(where & (expected != 0), result / expected, torch.nan)
             most, least = shares.nan_to_num(-1e9).amax(1), shares.nan_to_num(1e9).amin(1)
             assert ((most - least).abs() < 1e-9).all()
             where = where & (expected == 0)
-        torch.testing.assert_close(found[where], expected[where], rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(result[where], expected[where], rtol=1e-9, atol=1e-12)
     row = constants.along(value, 1)
-    assert (~row.isnan()).nonzero()[:, 0].tolist() == list(known)
+    assert (~row.isnan()).nonzero()[:, 0].tolist() == list(constant)
     return row
 
 

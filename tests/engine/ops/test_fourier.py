@@ -75,7 +75,7 @@ def test_channels_go_from_filters_in_frequencies(net: type[nn.Module]) -> None:
 
 def test_a_constant_channel_has_a_peak_in_one_frequency() -> None:
     """Only one that is zero is the same in all of them."""
-    check_constants(lambda x: torch.fft.fft2(x).real, known=[])
+    check_constants(lambda x: torch.fft.fft2(x).real, constant=[])
     model = randomised(PowerSpectrum())
     plan = check_exact(model, dead(model, {"stem": [1, 2]}), image(), image(9))
     assert "stem.weight" not in plan.slices  # their biases are left

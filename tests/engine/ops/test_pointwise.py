@@ -46,7 +46,7 @@ def unary(name: str) -> Callable[[Tensor], Tensor]:
 @pytest.mark.parametrize("name", UNARY)
 def test_a_unary_function_of_a_constant_is_that_constant(name: str) -> None:
     """Dead channels put out f(bias), at any resolution; channels that vary are not predicted."""
-    check_constants(unary(name), known=[0, 1, 2, 3])
+    check_constants(unary(name), constant=[0, 1, 2, 3])
 
 
 @pytest.mark.parametrize("name", ["relu", "sigmoid", "abs", "hardswish", "log", "threshold"])
@@ -78,7 +78,7 @@ def test_a_unary_function_keeps_channels(name: str) -> None:
 )
 def test_combining_two_constants_gives_one_and_ties_their_channels(f: Callable[..., Tensor]) -> None:
     """Only where both operands are constant the result is; equal places go together."""
-    check_constants(f, known=[1, 2], count=2, closed=[[0, 1, 2], [1, 2, 3]])
+    check_constants(f, constant=[1, 2], count=2, closed=[[0, 1, 2], [1, 2, 3]])
     labels = check_labels_tied(f)
     assert labels == 8
 
@@ -166,39 +166,39 @@ def test_prelu_meets_dimension_one() -> None:
     weight = found.graph.stored["act.weight"]
     stem = next(n for n in found.graph.nodes if n.module == "stem")
     assert torch.equal(found.along(weight, 0), found.along(stem.output, 1))
-    check_constants(lambda m, x: m.act(x), known=[0, 1, 2, 3], act=nn.PReLU(8))
+    check_constants(lambda m, x: m.act(x), constant=[0, 1, 2, 3], act=nn.PReLU(8))
     check_use(lambda m, x: m.act(x), [2, 6], [2, 6], act=nn.PReLU(8))
 
 
 @pytest.mark.parametrize("op", COMPARISONS)
 def test_comparisons_are_constants_of_zeros_alone(op: str) -> None:
     """A NaN compares as False, which would be a wrong constant; so may what rounding makes of a number."""
-    check_constants(lambda x: getattr(torch, op)(x, 0.1).to(x), known=[])
-    check_constants(lambda x: getattr(torch, op)(x * 0, 0.1).to(x), known=[0, 1, 2, 3])
-    check_constants(lambda x: getattr(torch, op)(x * 0, 1e-9).to(x), known=[])
-    check_constants(lambda x: getattr(torch, op)(x * 0, x).to(x), known=[])
+    check_constants(lambda x: getattr(torch, op)(x, 0.1).to(x), constant=[])
+    check_constants(lambda x: getattr(torch, op)(x * 0, 0.1).to(x), constant=[0, 1, 2, 3])
+    check_constants(lambda x: getattr(torch, op)(x * 0, 1e-9).to(x), constant=[])
+    check_constants(lambda x: getattr(torch, op)(x * 0, x).to(x), constant=[])
 
 
 def test_choices_are_constants_where_both_entries_are_the_same() -> None:
     """The condition may vary where the operands do not."""
-    check_constants(lambda x: torch.where(x > 0, x, -x), known=[])
-    check_constants(lambda x: torch.where(x.flip(1) > 0, x, x), known=[0, 1, 2, 3])
-    check_constants(lambda x: torch.where(x > 0, x * 0, 0.0), known=[0, 1, 2, 3])
-    check_constants(lambda x: x.masked_fill(x > 0, 1.0), known=[])
-    check_constants(lambda x: (x * 0).masked_fill(x > 0, 0.0), known=[0, 1, 2, 3])
-    check_constants(lambda x: (x * 0).masked_fill(x > 0, torch.zeros(()).to(x)), known=[0, 1, 2, 3])
+    check_constants(lambda x: torch.where(x > 0, x, -x), constant=[])
+    check_constants(lambda x: torch.where(x.flip(1) > 0, x, x), constant=[0, 1, 2, 3])
+    check_constants(lambda x: torch.where(x > 0, x * 0, 0.0), constant=[0, 1, 2, 3])
+    check_constants(lambda x: x.masked_fill(x > 0, 1.0), constant=[])
+    check_constants(lambda x: (x * 0).masked_fill(x > 0, 0.0), constant=[0, 1, 2, 3])
+    check_constants(lambda x: (x * 0).masked_fill(x > 0, torch.zeros(()).to(x)), constant=[0, 1, 2, 3])
 
 
 def test_filled_tensors_are_constants_and_use_nothing() -> None:
     """``zeros_like`` and ``fill_`` lend a shape only: the number is known, the input unused."""
-    check_constants(lambda x: torch.zeros_like(x).fill_(2.0), known=range(8))
-    check_constants(lambda x: x.new_full(x.shape, 0.5), known=range(8))
+    check_constants(lambda x: torch.zeros_like(x).fill_(2.0), constant=range(8))
+    check_constants(lambda x: x.new_full(x.shape, 0.5), constant=range(8))
     check_use(lambda x: torch.ones_like(x), [], range(8))
 
 
 def test_dropout_is_the_identity_in_eval_mode() -> None:
     """Constants pass, and channels stay apart."""
-    check_constants(lambda x: F.dropout(x, 0.5, training=False), known=[0, 1, 2, 3])
+    check_constants(lambda x: F.dropout(x, 0.5, training=False), constant=[0, 1, 2, 3])
     check_labels(lambda x: F.dropout(x, 0.5, training=False), classes=8)
 
 

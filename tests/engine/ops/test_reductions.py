@@ -20,7 +20,7 @@ from tests.engine.ops.brute import check_constants, check_labels
 
 def test_a_sum_over_positions_gives_a_profile() -> None:
     """It multiplies each constant by the number of positions, which another resolution changes."""
-    check_constants(lambda x: x.sum((2, 3), keepdim=True), known=[0, 1, 2, 3])
+    check_constants(lambda x: x.sum((2, 3), keepdim=True), constant=[0, 1, 2, 3])
     check_labels(lambda x: x.sum((2, 3), keepdim=True), classes=8)
 
 

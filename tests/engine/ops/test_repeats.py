@@ -24,7 +24,7 @@ def test_tiles() -> None:
     """`tile` is `repeat` that may name the last dimensions only; each copy goes with its entry."""
     for f in (lambda x: x.tile(2, 1, 1), lambda x: x.tile(1, 2, 1, 1), lambda x: torch.tile(x, (2, 1, 1))):
         check_labels(f, classes=8)
-        check_constants(f, known=[0, 1, 2, 3, 8, 9, 10, 11])
+        check_constants(f, constant=[0, 1, 2, 3, 8, 9, 10, 11])
         check_use(f, columns=[0, 1, 8], unused=[0])
     check_labels(lambda x: x.tile(3), classes=8)
     check_labels(lambda x: x.tile(2, 1, 1, 1, 1), classes=8)

@@ -33,7 +33,7 @@ KEEPING: dict[str, Callable[[Tensor], Tensor]] = {
 def test_channels_stay_what_they_are(name: str) -> None:
     """Labels and constants go with the entries, each channel on its own."""
     check_labels(KEEPING[name], classes=8)
-    check_constants(KEEPING[name], known=[0, 1, 2, 3])
+    check_constants(KEEPING[name], constant=[0, 1, 2, 3])
     check_use(KEEPING[name], columns=[2, 5], unused=[2, 5])
 
 
@@ -58,9 +58,9 @@ def test_entries_move_with_their_labels(f: Callable[[Tensor], Tensor], classes: 
 
 def test_constants_move_along() -> None:
     """A permutation of channels permutes their constants; a repetition repeats them."""
-    check_constants(lambda x: x.flip(1), known=[4, 5, 6, 7])
-    check_constants(lambda x: x.repeat(1, 2, 1, 1), known=[0, 1, 2, 3, 8, 9, 10, 11])
-    check_constants(lambda x: x.view(len(x), 2, 4, *x.shape[2:]).transpose(1, 2).flatten(1, 2), known=[0, 2, 4, 6])
+    check_constants(lambda x: x.flip(1), constant=[4, 5, 6, 7])
+    check_constants(lambda x: x.repeat(1, 2, 1, 1), constant=[0, 1, 2, 3, 8, 9, 10, 11])
+    check_constants(lambda x: x.view(len(x), 2, 4, *x.shape[2:]).transpose(1, 2).flatten(1, 2), constant=[0, 2, 4, 6])
 
 
 def test_use_moves_back() -> None:

@@ -30,10 +30,10 @@ def test_channel_shuffle_ties_equal_places_of_the_groups() -> None:
 
 def test_constants_are_rearranged() -> None:
     """A shuffled block is constant where its channels agree; unshuffled and shuffled channels keep theirs."""
-    check_constants(lambda x: torch.pixel_unshuffle(x, 2), known=range(16))
-    check_constants(lambda x: torch.channel_shuffle(x, 2), known=[0, 2, 4, 6])
-    check_constants(lambda x: torch.pixel_shuffle(x, 2), known=[])  # its channels have other biases
-    check_constants(lambda x: torch.pixel_shuffle(torch.relu(-x * x), 2), known=[0])
+    check_constants(lambda x: torch.pixel_unshuffle(x, 2), constant=range(16))
+    check_constants(lambda x: torch.channel_shuffle(x, 2), constant=[0, 2, 4, 6])
+    check_constants(lambda x: torch.pixel_shuffle(x, 2), constant=[])  # its channels have other biases
+    check_constants(lambda x: torch.pixel_shuffle(torch.relu(-x * x), 2), constant=[0])
 
 
 def test_use_is_rearranged() -> None:
@@ -46,7 +46,7 @@ def test_use_is_rearranged() -> None:
 def test_profiles_do_not_pass_a_pixel_shuffle() -> None:
     """A constant that differs at borders becomes an interleaved map: not a constant behind the shuffle."""
     pool = nn.AvgPool2d(3, 1, 1)
-    check_constants(lambda m, x: torch.pixel_unshuffle(m.pool(x), 2), known=[], pool=pool)
+    check_constants(lambda m, x: torch.pixel_unshuffle(m.pool(x), 2), constant=[], pool=pool)
 
 
 @pytest.mark.parametrize("kind", ["channels", "columns", "nearly everything"])
@@ -80,9 +80,9 @@ def test_patches_carry_their_channel() -> None:
     check_labels(lambda x: F.unfold(x, 2), classes=8)
     check_labels(lambda x: F.unfold(x, 3, padding=1), classes=8, positions=False)
     check_use(lambda x: F.unfold(x, 2)[..., None], [0, 1, 2, 3, 4], [0])
-    check_constants(lambda x: F.unfold(x, 2)[..., None], known=range(16))
-    check_constants(lambda x: F.unfold(x, 3, padding=1)[..., None], known=[])
-    check_constants(lambda x: F.unfold(torch.relu(-x * x), 3, padding=1)[..., None], known=range(36))
+    check_constants(lambda x: F.unfold(x, 2)[..., None], constant=range(16))
+    check_constants(lambda x: F.unfold(x, 3, padding=1)[..., None], constant=[])
+    check_constants(lambda x: F.unfold(torch.relu(-x * x), 3, padding=1)[..., None], constant=range(36))
 
 
 def test_pasted_patches_tie_their_rows() -> None:
@@ -90,8 +90,8 @@ def test_pasted_patches_tie_their_rows() -> None:
     paste = lambda x: F.fold(x.flatten(2)[..., :9], (4, 4), 2)  # noqa: E731
     check_labels(paste, classes=2)
     check_use(paste, [0], [0, 1, 2, 3])
-    check_constants(paste, known=[])
-    check_constants(lambda x: paste(torch.relu(-x * x)), known=[0])
+    check_constants(paste, constant=[])
+    check_constants(lambda x: paste(torch.relu(-x * x)), constant=[0])
 
 
 def test_a_convolution_by_patches() -> None:

@@ -82,11 +82,11 @@ def test_queries_keys_and_values_of_each_head(sizes: list[int] | None) -> None:
 
 def test_constants_of_parts() -> None:
     """A part has the constants of its channels."""
-    check_constants(lambda x: x[:, 2:6], known=[0, 1])
-    check_constants(lambda x: x.unfold(3, 2, 1), known=[0, 1, 2, 3])
-    check_constants(lambda x: x.chunk(2, 1)[0], known=[0, 1, 2, 3])
-    check_constants(lambda x: x.split([3, 5], 1)[1], known=[0])
-    check_constants(lambda x: x.select(1, 2)[:, None], known=[0])
+    check_constants(lambda x: x[:, 2:6], constant=[0, 1])
+    check_constants(lambda x: x.unfold(3, 2, 1), constant=[0, 1, 2, 3])
+    check_constants(lambda x: x.chunk(2, 1)[0], constant=[0, 1, 2, 3])
+    check_constants(lambda x: x.split([3, 5], 1)[1], constant=[0])
+    check_constants(lambda x: x.select(1, 2)[:, None], constant=[0])
 
 
 def test_use_of_parts() -> None:

@@ -41,7 +41,7 @@ if hasattr(torch.ops.aten, "_upsample_lanczos2d_aa"):  # since torch 2.15
 def test_pools_keep_channels_and_their_constants(name: str) -> None:
     """Channel by channel, at any resolution, the same constant comes out; an unread channel is unused."""
     check_labels(CALLS[name], classes=8)
-    check_constants(CALLS[name], known=[0, 1, 2, 3])
+    check_constants(CALLS[name], constant=[0, 1, 2, 3])
     check_use(CALLS[name], columns=[1, 7], unused=[1, 7])
 
 
@@ -57,7 +57,7 @@ def test_one_and_three_dimensions() -> None:
 def test_a_pool_that_counts_its_padding_gives_a_profile() -> None:
     """All constants are multiplied by one common map; zero stays zero."""
     f = lambda x: F.avg_pool2d(x, 3, 1, 1)  # noqa: E731
-    check_constants(f, known=[0, 1, 2, 3])
+    check_constants(f, constant=[0, 1, 2, 3])
     check_labels(f, classes=8)
     model = Net(lambda m, x: f(m.stem(x)), stem=nn.Conv2d(3, 4, 1)).double()
     constants = constants_of(model, image(), dead(model, {"stem": [0]}))
@@ -66,7 +66,7 @@ def test_a_pool_that_counts_its_padding_gives_a_profile() -> None:
 
 def test_a_divisor_gives_a_profile() -> None:
     """``divisor_override`` scales every constant alike."""
-    check_constants(lambda x: F.avg_pool2d(x, 2, divisor_override=3), known=[0, 1, 2, 3])
+    check_constants(lambda x: F.avg_pool2d(x, 2, divisor_override=3), constant=[0, 1, 2, 3])
 
 
 @pytest.mark.parametrize(
