@@ -6,6 +6,7 @@ If code may use them in a way that no analysis follows, all of them count as use
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Collection, Iterator, Mapping
 from types import CodeType
 
@@ -16,9 +17,13 @@ from engine.flow.names_used import names_in
 from engine.observations.assumptions import Assumptions
 from engine.observations.dataflow import Dataflow, is_inside
 from engine.program.graph import Node, Value
+from engine.source.bindings import expressions_behind
+from engine.source.function_text import syntax_of
+from engine.source.instructions import arguments_of
 from engine.source.model_code import codes_of
+from engine.source.syntax import nodes_of
 
-__all__ = ["is_own_op", "picks_from_variables", "use_values_around_code", "values_around"]
+__all__ = ["is_own_op", "may_pick_arguments", "use_values_around_code", "values_around"]
 
 
 def use_values_around_code(
@@ -48,20 +53,36 @@ def use_values_around_code(
         assumptions.use(values_around(owner, modules, dataflow), reason)
 
 
-def picks_from_variables(pick: ast.AST, owner: str | None) -> bool:
-    """Whether an expression may pick from variables, such as arguments, and not from attributes of its module alone.
+def may_pick_arguments(pick: ast.AST, code: CodeType, modules: Mapping[str, nn.Module]) -> bool:
+    """Whether an expression may pick from what its function receives, and not from attributes of its module alone.
 
     Args:
         pick: a subscript, a method call, or a comparison in a loop.
-        owner: the variable that is the module.
-
-    Example:
-        >>> texts = "(a, b)[n]", "self.layers[n]", "features.pop(n)"
-        >>> [picks_from_variables(ast.parse(text, mode="eval").body, "self") for text in texts]
-        [True, False, True]
+        code: of the function.
+        modules: all modules by name.
     """
+    tree = syntax_of(code)
+    if tree is None:
+        return True
+    owner = _self_of(code, modules)
     container = pick.func if isinstance(pick, ast.Call) else pick.value if isinstance(pick, ast.Subscript) else pick
-    return any(name != owner for name in names_read(container))
+    parts = list(expressions_behind(container, tree, owner))  # type: ignore[arg-type]
+    names = {name for part in parts for name in names_read(part)} - {owner}
+    for call in nodes_of(tree, ast.Call):  # functions may fill what they receive
+        if any(isinstance(argument, ast.Name) and argument.id in names for argument in call.args):
+            parts += expressions_behind(call, tree, owner)
+    received = {*arguments_of(code), *code.co_freevars} - {owner}
+    return any(name in received for part in parts for name in names_read(part))
+
+
+def _self_of(code: CodeType, modules: Mapping[str, nn.Module]) -> str | None:
+    """Return the argument of a method that is its module."""
+    kinds = {type(module) for module in modules.values()}
+    is_method = any(
+        code in codes_of(kind) and not isinstance(inspect.getattr_static(kind, code.co_name, None), staticmethod)  # type: ignore[arg-type]
+        for kind in kinds
+    )
+    return code.co_varnames[0] if is_method and code.co_varnames else None
 
 
 def _owners(

@@ -72,12 +72,13 @@ def bindings(tree: ast.AST, owner: str | None = None) -> Mapping[str, tuple[Bind
     return {name: tuple(values) for name, values in result.items()}
 
 
-def expressions_behind(expr: ast.expr, tree: ast.AST) -> Iterator[ast.expr]:
+def expressions_behind(expr: ast.expr, tree: ast.AST, owner: str | None = None) -> Iterator[ast.expr]:
     """Yield an expression, those that its variables may hold, those that the variables in these may hold, and so on.
 
     Args:
         expr: part of the syntax of a function.
         tree: syntax of the function.
+        owner: an argument that counts as unchanged when its attributes are set, such as ``self``.
 
     Example:
         >>> tree = ast.parse("wanted = frozenset(embed) if embed else {-1}\\nlast = max(wanted)")
@@ -92,7 +93,7 @@ def expressions_behind(expr: ast.expr, tree: ast.AST) -> Iterator[ast.expr]:
         yield inner
         new = {node.id for node in ast.walk(inner) if isinstance(node, ast.Name)} - seen
         seen |= new
-        waiting += [binding.value for name in sorted(new) for binding in bindings(tree).get(name, ())]
+        waiting += [binding.value for name in sorted(new) for binding in bindings(tree, owner).get(name, ())]
 
 
 def path_of(node: ast.expr) -> str | None:

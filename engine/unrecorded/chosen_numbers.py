@@ -15,7 +15,7 @@ from engine.numbers.sizes import booleans_in, numbers_in
 from engine.observations.assumptions import Assumptions
 from engine.observations.dataflow import Dataflow
 from engine.observations.recorded_runs import RecordedRuns
-from engine.observations.surroundings import is_own_op, picks_from_variables, use_values_around_code
+from engine.observations.surroundings import is_own_op, may_pick_arguments, use_values_around_code
 from engine.program.places import shown_place
 from engine.source.function_text import syntax_of
 from engine.source.syntax import nodes_of, span_of
@@ -127,8 +127,6 @@ def _assume_beside_ops(
         if any(beside):
             reason = f"could be picked, or be computed again, by a number that code chooses in {code.co_name}"
             picks = (nodes.get(span) for span in ran if own[span])
-            received = any(
-                pick is None or picks_from_variables(pick, next(iter(code.co_varnames), None)) for pick in picks
-            )
+            received = any(pick is None or may_pick_arguments(pick, code, runs.modules) for pick in picks)
             use_values_around_code(code, runs.modules, dataflow, assumptions, reason, received=received)
             assumptions.keeping.update(places)

@@ -174,5 +174,5 @@ class _Unknown:
 
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
 _OPERATORS = (ast.BinOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.UnaryOp)
-_OF_NUMBERS = frozenset({"bool", "float", "int", "len"})
-_OF_PARTS = frozenset({"abs", "max", "min", "round", "sum"})
+_OF_NUMBERS = frozenset(function.__name__ for function in (bool, float, int, len))
+_OF_PARTS = frozenset(function.__name__ for function in (abs, max, min, round, sum))

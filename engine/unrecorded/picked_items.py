@@ -24,7 +24,7 @@ from engine.limits import MOST_STEPS_TO_INDEX
 from engine.observations.assumptions import Assumptions
 from engine.observations.dataflow import Dataflow
 from engine.observations.recorded_runs import RecordedRuns
-from engine.observations.surroundings import picks_from_variables, use_values_around_code
+from engine.observations.surroundings import may_pick_arguments, use_values_around_code
 from engine.program.graph import Value
 from engine.source.bindings import bindings, path_of
 from engine.source.function_text import syntax_of
@@ -89,7 +89,7 @@ def use_values_picked_by_numbers(
                 if contents is not None:
                     assumptions.use(filter(dataflow.contains, contents), reason)
                     continue
-                received = picks_from_variables(pick, next(iter(code.co_varnames), None))
+                received = may_pick_arguments(pick, code, runs.modules)
                 use_values_around_code(
                     code, runs.modules, dataflow, assumptions, reason, runs.coverage.called, received=received
                 )

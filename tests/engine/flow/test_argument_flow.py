@@ -117,7 +117,7 @@ def again(h: Tensor, option: Any) -> Any:
 
 
 def by_object(self: Net, x: Tensor, flag: Any = False, **kw: Any) -> Any:
-    """Pass an object that holds it."""
+    """Pass an object that holds it; the methods of the object see what it holds."""
     return self.block(x, Options(flag))
 
 
@@ -150,7 +150,7 @@ def by_class(self: Net, x: Tensor, flag: Any = False, **kw: Any) -> Any:
         (five, {"shuffle"}),
         (six, {"way", "rest", "others"}),
         (seven, set()),
-        (by_object, {"shuffle"}),
+        (by_object, {"shuffle", "self", "way"}),
         (by_result, {"scale", "option"}),
         (by_constant, {"shuffle"}),
         (by_class, {"on", "shuffle"}),

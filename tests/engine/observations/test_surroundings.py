@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor, nn
 
 import engine
 from engine.observations.assumptions import Assumptions
 from engine.observations.dataflow import Dataflow
-from engine.observations.surroundings import is_own_op, use_values_around_code, values_around
+from engine.observations.surroundings import is_own_op, may_pick_arguments, use_values_around_code, values_around
 from engine.ops.calls import FUNCTIONS
+from engine.source.function_text import syntax_of
+from engine.source.syntax import nodes_of
 
 
 class Block(nn.Module):
@@ -114,3 +120,48 @@ def test_a_function_without_ops_runs_for_the_modules_of_its_callers() -> None:
         assumptions = Assumptions()
         use_values_around_code(code, modules, dataflow, assumptions, "is used", functions)
         assert {value.shape for value, _ in assumptions.used.values()} == shapes
+
+
+class Picks(nn.Module):
+    """Picks parts of its own, and what it receives."""
+
+    def part(self, n: int) -> Any:
+        """Return a part."""
+        self.n = n
+        parts = list(self.children())
+        return parts[n]
+
+    def filled(self, x: Tensor, n: int) -> Any:
+        """Return an item of a list that a function fills."""
+        items: list[Tensor] = []
+        fill(items, x)
+        return items[n]
+
+    def looped(self, xs: list[Tensor], n: int) -> Any:
+        """Return a slice of an item."""
+        for x in xs:
+            y = x
+        return y[n]
+
+    @staticmethod
+    def item(xs: list[Tensor], n: int) -> Any:
+        """Return an item."""
+        return xs[n]
+
+
+def fill(items: list[Tensor], x: Tensor) -> None:
+    """Add features to a list."""
+    items.append(x)
+
+
+@pytest.mark.parametrize(
+    "method, expected",
+    [(Picks.part, False), (Picks.filled, True), (Picks.looped, True), (Picks.item, True)],
+)
+def test_picks_from_what_a_method_receives(method: Any, expected: bool) -> None:
+    """Also through variables, and through lists that a function fills."""
+    modules: dict[str, nn.Module] = {"": Picks()}
+    tree = syntax_of(method.__code__)
+    assert tree is not None
+    picks = [n for n in nodes_of(tree, ast.Subscript) if isinstance(n.ctx, ast.Load) and ast.unparse(n.slice) == "n"]
+    assert [may_pick_arguments(pick, method.__code__, modules) for pick in picks] == [expected]

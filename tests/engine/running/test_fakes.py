@@ -39,9 +39,15 @@ def test_a_graph_is_the_same_with_and_without_memory(rule: Any, sample: Any, mon
     assert first == again == recorded(model, x)
 
 
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remember nothing of what earlier tests ran."""
+    monkeypatch.setattr(fakes, "_RECIPES", {})
+    monkeypatch.setattr(fakes, "_RECIPES_BY_ELEMENT", {})
+
+
 def twice(make: Callable[[Fakes], Any], monkeypatch: pytest.MonkeyPatch) -> Any:
     """The result from memory."""
-    monkeypatch.setattr(fakes, "_RECIPES", {})
+    forget(monkeypatch)
     make(Fakes())
     return make(Fakes())
 
@@ -89,7 +95,7 @@ def test_equal_numbers_of_other_types_are_told_apart(
 
 def test_the_default_dtype_is_part_of_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
     """An integer divided gives the default."""
-    monkeypatch.setattr(fakes, "_RECIPES", {})
+    forget(monkeypatch)
     before = torch.get_default_dtype()
     try:
         for dtype in (torch.float32, torch.float64, torch.float32):
@@ -112,7 +118,7 @@ def test_an_op_that_writes_gives_back_what_it_was_given(monkeypatch: pytest.Monk
 
 def test_an_op_that_writes_and_returns_another_tensor_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Later runs would record the write with a second result."""
-    twice(lambda fakes: None, monkeypatch)  # forgets what earlier tests remembered
+    forget(monkeypatch)
 
     def written(fakes: Fakes) -> bool:
         x = fakes.of(torch.zeros(2, 3))

@@ -154,7 +154,7 @@ def _methods_are_not_read(patch: pytest.MonkeyPatch) -> None:
 
 
 def _modules_read_what_they_receive(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(chosen_numbers, "picks_from_variables", lambda pick, owner: False)
+    patch.setattr(chosen_numbers, "may_pick_arguments", lambda pick, code, modules: False)
 
 
 ABLATIONS = [
