@@ -11,9 +11,13 @@ from torch.optim.swa_utils import AveragedModel
 from engine.compaction import entries_of, reshape
 from engine.errors import PlanError
 from engine.program import stored_tensors
+from lightning_compress.trainer.packages import classes
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule
+
+
+_HOLDS_A_PLAIN_COPY = classes("tree.callbacks", "StochasticWeightAveraging")
 
 
 class Average(NamedTuple):
@@ -31,8 +35,9 @@ class Average(NamedTuple):
 def averages(callbacks: Iterable[Any], pl_module: LightningModule, path: str) -> list[Average]:
     """Return the averaged copies of the model at ``path``.
 
-    Averaging callbacks hold a copy of the LightningModule. Copies inside the LightningModule are recognised by their
-    class, `torch.optim.swa_utils.AveragedModel`; other copies, such as a teacher, are ignored.
+    Averages are recognised by their class, `torch.optim.swa_utils.AveragedModel`, in callbacks and inside the
+    LightningModule; Lightning's `StochasticWeightAveraging` holds a plain copy. Other copies, such as a teacher or the
+    best weights so far, are ignored.
 
     Args:
         callbacks: the Trainer's callbacks.
@@ -75,7 +80,8 @@ def _copies(
     key = key or _shapes
     for callback in callbacks:
         for value in vars(callback).values():
-            module = value.module if isinstance(value, AveragedModel) else value
+            is_plain = isinstance(callback, _HOLDS_A_PLAIN_COPY)
+            module = value.module if isinstance(value, AveragedModel) else value if is_plain else None
             if isinstance(module, nn.Module) and module is not pl_module and key(module) == key(pl_module):
                 yield module
 

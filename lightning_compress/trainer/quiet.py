@@ -64,6 +64,9 @@ class Logged:
     optimizers: list[Any] = field(default_factory=list)
     metrics: _Metrics = field(default_factory=lambda: _Metrics({}))
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Logged:
+        return self  # part of a copy of a LightningModule, whose `log` this is
+
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Keep what is logged."""
         if isinstance(value, Metric) and any(True for _ in value.parameters()):
@@ -86,6 +89,14 @@ class _Delegate:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self)["_other"], name)
+
+    def __copy__(self) -> _Delegate:
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
+        return other
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Delegate:
+        return self  # part of a copy of a LightningModule: there is one Trainer, and it does not run
 
     @property
     def __class__(self) -> Any:

@@ -280,6 +280,26 @@ def test_callbacks_that_change_each_weight_by_itself(tmp_path: Path) -> None:
     assert torch.allclose(callbacks[0].average, callbacks[1].average, rtol=1e-9, atol=0)
 
 
+class _Teaching(Callback):
+    """Keeps a copy of the dense module."""
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Copy it."""
+        self.teacher = copy.deepcopy(pl_module)
+        self.before = copy.deepcopy(pl_module.state_dict())
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_a_copy_that_a_callback_keeps_stays_as_it_is(compact: bool, tmp_path: Path) -> None:
+    """It is neither masked nor compacted, and making it does not keep channels."""
+    module, callback = _Watched(), _Teaching()
+    trained(module, tmp_path, compact, callback)
+    after = callback.teacher.state_dict()
+    assert callback.before.keys() == after.keys()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in callback.before.items())
+    assert module.net.wide.weight.shape[0] == (6 if compact else 12)
+
+
 class _SearchingAgain(LearningRateFinder):
     """Searches for a learning rate in some epochs, as in Lightning's documentation."""
 

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from pytorch_lightning import Callback
+from pytorch_lightning.callbacks import StochasticWeightAveraging
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
@@ -25,10 +26,17 @@ class Holder(Callback):
 def test_copies_that_callbacks_hold() -> None:
     """A copy of the LightningModule, bare (SWA) or averaged (WeightAveraging): the part of it that is compressed."""
     module = seeded(Wrapped)
-    bare, averaged = copy.deepcopy(module), AveragedModel(module)
-    found = averages([Holder(bare), Holder(averaged), Holder(None)], module, "net")
-    assert [path for path, _ in found] == ["", ""]
-    assert found[0].module is bare.net and found[1].module is averaged.module.net
+    averaging, averaged = StochasticWeightAveraging(0.1), AveragedModel(module)
+    averaging._average_model = copy.deepcopy(module)
+    copies = averages([averaging, Holder(averaged), Holder(None)], module, "net")
+    assert [path for path, _ in copies] == ["", ""]
+    assert copies[0].module is averaging._average_model.net and copies[1].module is averaged.module.net
+
+
+def test_a_plain_copy_that_a_callback_holds_is_not_an_average() -> None:
+    """A teacher, or the best weights so far."""
+    module = seeded(Wrapped)
+    assert averages([Holder(copy.deepcopy(module))], module, "net") == []
 
 
 def test_the_module_itself_and_strangers_are_no_copies() -> None:

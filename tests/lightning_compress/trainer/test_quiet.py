@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from pytorch_lightning import Trainer
@@ -39,6 +41,20 @@ def test_the_trainer_does_not_run() -> None:
         assert still.fit_loop.epoch_loop.max_steps == 3 and isinstance(still.fit_loop, type(trainer.fit_loop))
         still._checkpoint_connector.restore("nothing.ckpt")
     assert trainer.fit_loop.epoch_loop is inner and inner.max_steps == -1
+
+
+def test_a_module_can_be_copied() -> None:
+    """A hook may keep a copy of the LightningModule: of neither the stubs nor the Trainer behind them."""
+    module, trainer = Wrapped(), Trainer(accelerator="cpu", logger=False)
+    module.trainer = trainer
+    trainer.strategy._optimizers = [torch.optim.SGD(module.parameters(), 1.0)]
+    with quiet(module, trainer, {"current_epoch": 7}):
+        module.log("loss", module.net.fc.weight.sum())  # no leaf, of which torch makes no copies
+        module.kept = module.optimizers()
+        other, still = copy.deepcopy(module), copy.copy(module.trainer)
+        still.current_epoch = 8
+        assert module.current_epoch == 7 and still.max_epochs == trainer.max_epochs
+    assert other.kept is module.kept and torch.equal(other.net.fc.weight, module.net.fc.weight)
 
 
 def test_an_optimizer_without_tables_of_hooks() -> None:
