@@ -234,7 +234,7 @@ class ChannelPruning(MaskingCallback):
             from_rank_zero(trainer, lambda: self._losses(trainer, pl_module, subject, samples=8))
         elif amounts and not self._gatherer.kinds:
             self._scores(trainer, subject, self._active(trainer, pl_module))
-        self._selector = self._selector.checking(False)  # a compaction may remove all channels that a pattern names
+        self._selector = self._selector.checking(False, amounts)  # a compaction may remove all that a pattern names
         self._training = True
 
     @override

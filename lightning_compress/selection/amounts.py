@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import torch
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from engine import Graph, Group, Member
@@ -172,6 +173,21 @@ def check_prunable(groups: Sequence[Group], layers: Sequence[str]) -> None:
         raise MisconfigurationException(
             f"Nothing can be pruned in {'the layers ' + repr(list(layers)) if layers else 'the model'} ({reasons})."
             f"{OF_STEPS if TRAINING in reasons else ''}"
+        )
+
+
+def warn_of_frozen(groups: Iterable[Group]) -> None:
+    """Warn of groups that were to be pruned when the fit started, and can no longer be.
+
+    Args:
+        groups: present dependency groups.
+    """
+    frozen = [group for group in groups if group.reason]
+    if frozen:
+        reasons = "; ".join(f"{group.name}: {group.reason}" for group in frozen[:4])
+        rank_zero_warn(
+            f"{len(frozen)} {'group' if len(frozen) == 1 else 'groups'} of layers could be pruned when the fit "
+            f"started, and no longer can ({reasons}).{OF_STEPS if TRAINING in reasons else ''}"
         )
 
 

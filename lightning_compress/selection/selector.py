@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,7 @@ class Selector:
         uniform: whether groups of the same structure and size keep the same number of units.
         checks: whether patterns have to match layers that can be pruned. A model that became smaller may have lost the
             channels of all of them.
+        prunable: names of the groups that were to be pruned when the fit started.
 
     Raises:
         MisconfigurationException: naming an invalid argument.
@@ -70,6 +71,7 @@ class Selector:
     widths: Mapping[str, Sequence[int]] | None = None
     uniform: bool = False
     checks: bool = True
+    prunable: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         selection.check_amount(self.amount)
@@ -86,9 +88,9 @@ class Selector:
         scope: Scope | None = SCOPES.get(self.scope)
         return scope or imported(self.scope, "scope", SCOPES)
 
-    def checking(self, checks: bool) -> Selector:
-        """Return the same settings with or without checks."""
-        return replace(self, checks=checks)
+    def checking(self, checks: bool, prunable: Iterable[str] = ()) -> Selector:
+        """Return the same settings with or without checks, and with the names of the groups that are to be pruned."""
+        return replace(self, checks=checks, prunable=frozenset(prunable))
 
     def groups(self, model: nn.Module, example: Any, graph: Graph) -> list[Group]:
         """Return the dependency groups of a model; those that only steps read are frozen unless a pattern names them.
@@ -171,14 +173,15 @@ class Selector:
         chosen = self._chosen(subject)
         if not chosen or not fraction or self._has_effect(subject, chosen, fraction, reference):
             return
-        sizes = [group.size for group in chosen]
+        sizes = sorted({group.size for group in chosen})
+        units = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else f"{sizes[0]}"
         options: dict[str, object] = {"amount": self.amount, "budget": self.budget, "max_amount": self.max_amount}
         options |= {"round_to": self.round_to, "minimum": self.minimum, "widths": self.widths and dict(self.widths)}
         usual = {"budget": None, "max_amount": 1.0, "round_to": 1, "minimum": 1, "widths": None}
         settings = ", ".join(f"{name}={value!r}" for name, value in options.items() if value != usual.get(name, ...))
         raise MisconfigurationException(
-            f"With {settings}, no channel is ever masked: the groups have {min(sizes)} to {max(sizes)} units. Relax "
-            "the settings, or remove the callback."
+            f"With {settings}, no channel is ever masked: the groups have {units} units. Relax the "
+            "settings, or remove the callback."
         )
 
     def _has_effect(self, subject: targets.Subject, chosen: Sequence[Group], fraction: float, reference: float) -> bool:
@@ -212,6 +215,7 @@ class Selector:
         Returns:
             Bool of shape ``(size,)`` by group name.
         """
+        selection.warn_of_frozen(group for group in subject.groups if group.name in self.prunable)
         ladders = self._ladders(subject, scores, previous, dense)
         if self.target == "channels":
             parts = pools(ladders, self.amounts(subject.groups), self.key)

@@ -300,6 +300,22 @@ def test_a_copy_that_a_callback_keeps_stays_as_it_is(compact: bool, tmp_path: Pa
     assert module.net.wide.weight.shape[0] == (6 if compact else 12)
 
 
+class _AveragingByHand(_Teaching):
+    """Moves the copy's weights, too."""
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        """Follow after each step."""
+        with torch.no_grad():
+            for theirs, mine in zip(self.teacher.parameters(), pl_module.parameters(), strict=True):
+                theirs.lerp_(mine, 0.1)
+
+
+def test_layers_that_can_no_longer_be_pruned_are_named(tmp_path: Path) -> None:
+    """When the fit starts, there is no copy yet, so that nothing has a fixed size."""
+    with pytest.warns(UserWarning, match="could be pruned when the fit started, and no longer can .*: lerp of"):
+        trained(_Watched(), tmp_path, True, _AveragingByHand())
+
+
 class _SearchingAgain(LearningRateFinder):
     """Searches for a learning rate in some epochs, as in Lightning's documentation."""
 

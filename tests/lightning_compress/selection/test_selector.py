@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -70,6 +71,15 @@ def test_groups_without_scores_stay_whole(subject: targets.Subject) -> None:
     """A criterion without a score for a group leaves it alone."""
     keep = Selector(0.5).choose(subject, {"wide": SCORES["wide"]}, {}, 1.0, 0.0, {})
     assert list(keep) == ["wide"]
+
+
+def test_groups_that_can_no_longer_be_pruned_are_named(subject: targets.Subject) -> None:
+    """The settings know which groups could be pruned when the fit started."""
+    frozen = [dataclasses.replace(g, reason="a hook reads it") if g.name == "wide" else g for g in subject.groups]
+    later = dataclasses.replace(subject, groups=frozen)
+    assert widths(later, Selector(0.5).checking(False, ["stem"])) == {"stem": 4}
+    with pytest.warns(UserWarning, match="1 group of layers could be pruned .* no longer can .wide: a hook reads it"):
+        assert widths(later, Selector(0.5).checking(False, ["stem", "wide"])) == {"stem": 4}
 
 
 def test_what_is_gone_stays_gone(subject: targets.Subject) -> None:
