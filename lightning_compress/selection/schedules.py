@@ -6,9 +6,11 @@ a schedule is a name, a list of fractions, ``{name: {argument: value}}``, or an 
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 from engine.bounds import check_number, is_number
@@ -111,10 +113,11 @@ def listed(values: Sequence[float]) -> Schedule:
 
 
 def _rising(values: Any, argument: str) -> Schedule:
-    fits = not isinstance(values, (str, bytes)) and all(is_number(v) and 0 <= v <= 1 for v in values)
-    if not fits or not values or list(values) != sorted(values):
+    fractions = [values] if isinstance(values, (str, bytes)) else list(values)
+    fits = all(is_number(fraction) and 0 <= fraction <= 1 for fraction in fractions)
+    if not fits or not fractions or fractions != sorted(fractions):
         raise MisconfigurationException(f"A list as `{argument}` must hold rising fractions in [0, 1], got {values!r}.")
-    return _Listed(values=tuple(float(v) for v in values))
+    return _Listed(values=tuple(map(float, fractions)))
 
 
 @dataclass(frozen=True)
@@ -298,6 +301,11 @@ def _schedule_from(schedule: Mapping[str, Mapping[str, Any] | None], argument: s
     if len(schedule) != 1 or not set(schedule) <= set(FACTORIES):
         raise MisconfigurationException(f"`{argument}={dict(schedule)!r}` must name one of {choices}.")
     (name, arguments), *_ = schedule.items()
+    if not isinstance(arguments, (Mapping, NoneType)):
+        raise MisconfigurationException(
+            f"`{argument}={dict(schedule)!r}` must map {name!r} to its arguments by name, as in "
+            f"{{{name!r}: {{{next(iter(inspect.signature(FACTORIES[name]).parameters))!r}: {arguments!r}}}}}."
+        )
     try:
         return FACTORIES[name](**(arguments or {}))
     except TypeError as error:

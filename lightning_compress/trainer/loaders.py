@@ -18,6 +18,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_compress.trainer.packages import MisconfigurationException, isolate_rng
 
+_SEEDS = 2**32
+"""Number of the seeds that NumPy takes."""
+
 __all__ = ["copied_loader", "first_of", "first_of_each", "reseeded", "same_order"]
 
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
@@ -82,8 +85,9 @@ def reseeded(loader: Any, seed: int) -> Iterator[None]:
 
     Args:
         loader: the dataloader.
-        seed: any number.
+        seed: any integer.
     """
+    seed %= _SEEDS
     with same_order(loader), isolate_rng():
         torch.manual_seed(seed)
         random.seed(seed)
@@ -128,6 +132,7 @@ def _restore(generator: Any, state: Any) -> None:
 
 
 def _seed(generator: Any, seed: int) -> None:
+    seed %= _SEEDS
     if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = type(generator.bit_generator)(seed).state  # type: ignore[call-arg]
     elif isinstance(generator, torch.Generator):

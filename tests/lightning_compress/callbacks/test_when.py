@@ -57,7 +57,7 @@ def test_masks_that_are_there_already(tmp_path: Path) -> None:
     ("settings", "said"),
     [
         ({"round_to": 512}, "amount=0.5, round_to=512, no channel is ever masked: the groups have 8 to 16 units"),
-        ({"minimum": 100}, "minimum=100"),
+        ({"minimum": 100, "layers": "wide"}, "minimum=100, no channel is ever masked: the groups have 16 units"),
         ({"max_amount": 0.01}, "max_amount=0.01"),
         ({"amount": 0.01}, "amount=0.01"),
         ({"widths": {"stem": [8], "wide": [16]}}, "widths="),

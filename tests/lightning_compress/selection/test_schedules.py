@@ -75,6 +75,9 @@ def test_warm_up_and_cool_down() -> None:
         ({"exponential": {"rate": 0}}, "`rate`.*got 0"),
         ({"exponential": {"speed": 1}}, "speed"),
         ({"iterative": {"rounds": 0}}, "`rounds`.*got 0"),
+        ({"iterative": 3}, r"map 'iterative' to its arguments by name, as in {'iterative': {'rounds': 3}}"),
+        (iter([0.5, 0.2]), "rising fractions"),
+        (np.array([0.5, 0.2]), "rising fractions"),
         ({"warm_up": {"part": 1.0}}, "`part` of warm_up.*1.0"),
         ({"linear": {}}, "must name one of cool_down, exponential"),
         ({"joined": {"first": "linear", "second": "linear", "at": 1.0}}, "`at` must be in"),
@@ -133,6 +136,9 @@ def test_a_function_that_fails_is_named() -> None:
 
 
 def test_numbers_of_numpy() -> None:
-    """They count like others."""
+    """They count like others, and so do arrays and iterators of them."""
+    for several in (np.array([0.5, 1.0]), iter([0.5, 1.0])):
+        schedule = schedules.resolve(several)  # type: ignore[arg-type]
+        assert [schedule(t) for t in (0.0, 1.0)] == [0.5, 1.0]
     assert schedules.resolve([np.float32(0.5), 1])(0.0) == 0.5
     assert schedules.resolve({"iterative": {"rounds": np.int64(2)}})(0.0) == 0.5
