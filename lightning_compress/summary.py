@@ -195,7 +195,7 @@ def summarize(
         example_input: a tensor, a tuple of positional arguments, a mapping of keyword arguments, or a shape; None: the
             ``example_input_array`` of a LightningModule.
         amounts: fractions of each group for which to predict the costs.
-        path: path of the model inside a LightningModule; None: as for the callbacks.
+        path: path of the model inside ``model``; None: of a LightningModule as for the callbacks, otherwise all of it.
         stock: whether to test on copies if `save_pretrained` could save the pruned model (transformers, diffusers), or
             constructor arguments describe it (timm, torchvision), and which groups prevent it. Takes seconds to
             minutes.
@@ -238,6 +238,7 @@ def summarize(
         10%   15%         2         4       is an output of the model
     """
     check_kinds(summarize, locals())
+    amounts = list(amounts)
     for amount in amounts:
         if not is_number(amount) or not 0 <= amount <= 1:
             raise MisconfigurationException(f"`amounts` must be fractions in [0, 1], got {amount!r}.")
@@ -248,9 +249,10 @@ def summarize(
 
 def _network(model: nn.Module, example_input: Any, path: str | None) -> tuple[nn.Module, Any]:
     network, example = model, example_input
-    if isinstance(model, LIGHTNING_MODULES):
+    if path is not None or isinstance(model, LIGHTNING_MODULES):
         network = find_model(model, path)[1]  # type: ignore[arg-type]
-        example = model.example_input_array if example is None else example
+    if isinstance(model, LIGHTNING_MODULES) and example is None:
+        example = model.example_input_array
     if example is None:
         raise MisconfigurationException(
             f"There is no example input: `{type(model).__name__}` has no `example_input_array`. Pass one or its shape, "

@@ -58,7 +58,7 @@ class LatencyTable:
         if self.path is not None and self.path.exists():
             try:
                 self._seconds = {str(k): float(v) for k, v in json.loads(self.path.read_text()).items()}
-            except (ValueError, AttributeError, TypeError, RecursionError) as error:
+            except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
                 raise InputError(
                     f"{self.path} is not a table of latencies: {error}. Remove it, or give another path."
                 ) from error

@@ -45,13 +45,14 @@ def resolve_inputs(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]
         example_inputs: a tensor is one argument; a tuple or list, positional arguments; a mapping, keywords.
 
     Raises:
-        InputError: for None, or where there is no tensor anywhere.
+        InputError: for None, or where there is no tensor anywhere, or none that has entries.
     """
     args: tuple[Any, ...] = () if isinstance(example_inputs, Mapping) else (example_inputs,)
     kwargs = dict(example_inputs) if isinstance(example_inputs, Mapping) else {}
     if isinstance(example_inputs, (tuple, list)):
         args = tuple(example_inputs)
-    if not any(True for _ in tensors_in((args, kwargs))):
+    tensors = list(tensors_in((args, kwargs)))
+    if not tensors:
         sizes = example_inputs if isinstance(example_inputs, (tuple, list)) else ()
         shape = sizes and all(type(n) is int for n in sizes)
         hint = f" For a shape, pass `torch.rand({', '.join(map(str, sizes))})`." if shape else ""
@@ -59,6 +60,9 @@ def resolve_inputs(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]
             f"The example input holds no tensor (got {type(example_inputs).__name__}); pass a tensor, a tuple of "
             f"positional arguments or a mapping of keyword arguments.{hint}"
         )
+    if not any(tensor.numel() for tensor in tensors):
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors[:3])
+        raise InputError(f"The example input is empty: its shape is {shapes}. Pass at least one sample.")
     return args, kwargs
 
 

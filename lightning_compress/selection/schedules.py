@@ -113,7 +113,7 @@ def listed(values: Sequence[float]) -> Schedule:
 
 
 def _rising(values: Any, argument: str) -> Schedule:
-    fractions = [values] if isinstance(values, (str, bytes)) else list(values)
+    fractions: list[Any] = [values] if isinstance(values, (str, bytes)) else list(values)
     fits = all(is_number(fraction) and 0 <= fraction <= 1 for fraction in fractions)
     if not fits or not fractions or fractions != sorted(fractions):
         raise MisconfigurationException(f"A list as `{argument}` must hold rising fractions in [0, 1], got {values!r}.")

@@ -104,6 +104,15 @@ def test_the_configuration_is_spoken_of_where_there_is_one() -> None:
     assert summarize(Net(), X).notes == ()
 
 
+def test_a_part_of_a_plain_module() -> None:
+    """A path selects it, as in a LightningModule; amounts may be read once."""
+    whole = nn.ModuleDict({"net": Net()})
+    part, alone = (summarize(whole, X, amounts=iter([0.5]), path="net"), summarize(Net(), X, amounts=[0.5]))
+    assert str(part) == str(alone)
+    with pytest.raises(MisconfigurationException, match="`model='nope'` is not a module of `ModuleDict`"):
+        summarize(whole, X, path="nope")
+
+
 def test_what_is_wrong_is_named() -> None:
     """No example, and amounts that are not fractions."""
     with pytest.raises(MisconfigurationException, match="no `example_input_array`"):

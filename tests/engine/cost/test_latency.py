@@ -63,6 +63,12 @@ def test_a_file_that_is_no_table(tmp_path: Path, text: str) -> None:
         engine.LatencyTable(path)
 
 
+def test_a_folder_is_no_table(tmp_path: Path) -> None:
+    """Refused, with its name."""
+    with pytest.raises(InputError, match=f"{tmp_path.name} is not a table of latencies: .*Is a directory"):
+        engine.LatencyTable(tmp_path)
+
+
 @pytest.mark.parametrize("options", [{"steps": 0}, {"gain": 1.0}, {"gain": -0.1}])
 def test_numbers_that_make_no_sense(options: dict[str, Any]) -> None:
     """Refused."""

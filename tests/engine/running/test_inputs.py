@@ -38,6 +38,13 @@ def test_how_example_inputs_are_passed() -> None:
     assert resolve_inputs(([x],)) == (([x],), {})
 
 
+def test_an_empty_example_is_refused() -> None:
+    """It would cost nothing, so that any target would be reached; one empty argument among others is fine."""
+    with pytest.raises(InputError, match=r"is empty: its shape is \(0, 3, 4, 4\). Pass at least one sample"):
+        engine.trace(nn.Conv2d(3, 4, 1), torch.zeros(0, 3, 4, 4))
+    assert len(resolve_inputs((torch.ones(1), torch.zeros(0)))[0]) == 2
+
+
 def test_a_layer_without_a_shape_is_named_and_left_alone() -> None:
     """A lazy layer gets its sizes from the first call, which recording must not be."""
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.LazyConv2d(2, 1))
