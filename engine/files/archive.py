@@ -100,6 +100,8 @@ def read_part(path: str | os.PathLike[str], start: int, size: int) -> Any:
 def _explained(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
+    except _MissingDeviceError as error:
+        raise CheckpointError(f"{os.fspath(path)} cannot be loaded. {error}") from error
     except Exception as error:  # damaged files and user-defined classes may raise anything
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise CheckpointError(
@@ -135,16 +137,35 @@ def _storage(file: BinaryIO, record: Record) -> torch.UntypedStorage:
     return data.untyped_storage()
 
 
+class _MissingDeviceError(CheckpointError):
+    """Tensors that cannot be moved where they were saved, or are to be."""
+
+
 def placed(storage: torch.UntypedStorage, location: str, map_location: Any) -> torch.UntypedStorage:
-    """Move a storage from ``location`` according to ``map_location`` of ``torch.load``."""
+    """Move a storage from ``location`` according to ``map_location`` of ``torch.load``.
+
+    Raises:
+        CheckpointError: if there is no such device here.
+    """
     if callable(map_location) and not isinstance(map_location, torch.device):
         chosen = map_location(storage, location)
-        return storage.to(device=torch.device(location)) if chosen is None else chosen
+        return _moved(storage, location) if chosen is None else chosen
     if isinstance(map_location, Mapping):
         location = map_location.get(location, location)
     elif map_location is not None:
         location = str(map_location)
-    device = torch.device(location)
-    if device.type == "cpu":
-        return storage
-    return torch.empty(0, dtype=torch.uint8).set_(storage).to(device).untyped_storage()  # type: ignore[call-overload]
+    return _moved(storage, location)
+
+
+def _moved(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
+    try:
+        device = torch.device(location)
+        if device.type == "cpu":
+            return storage
+        return torch.empty(0, dtype=torch.uint8).set_(storage).to(device).untyped_storage()  # type: ignore[call-overload]
+    except Exception as error:  # each kind of device has errors of its own
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise _MissingDeviceError(
+            f'Its tensors cannot be moved to {location!r} ({reason}). Pass `map_location="cpu"`, or a device that '
+            "this machine has."
+        ) from error

@@ -108,6 +108,19 @@ def test_code_does_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("device", ["hpu", "nonsense"])
+def test_a_device_that_is_not_there(archive: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not make the file a damaged one: the error says what to pass, also if the file names the device."""
+    with pytest.raises(CheckpointError, match=f"a.pt cannot be loaded. Its tensors .* to '{device}' .*map_location"):
+        read_archive(archive, device)
+    monkeypatch.setattr("torch.serialization.location_tag", lambda storage: device)
+    torch.save({"a": torch.ones(2)}, archive)
+    with pytest.raises(CheckpointError, match=f"cannot be moved to '{device}'"):
+        read_archive(archive, None)
+    for map_location in ("cpu", {device: "cpu"}, lambda storage, location: storage):
+        assert torch.equal(read_archive(archive, map_location)["a"], torch.ones(2))
+
+
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.99])
 def test_truncated(archive: Path, share: float) -> None:
     """A file that is cut off anywhere is one clear error."""
