@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from engine.bounds import check_kinds
 from engine.errors import EngineError, InputError, VerificationError
+from engine.files import check_writable
 from engine.program import tensors_in
 from engine.running import call_model, evaluating
 
@@ -225,12 +226,14 @@ def _exported(
     unknown = [name for name in dynamic if name not in DYNAMIC]
     if unknown:
         raise InputError(f"`dynamic` must contain 'batch' or 'size', got {unknown[0]!r}.")
+    target = Path(path)
+    if target.is_dir():
+        raise InputError(f"{target} is a directory, not a file.")
+    check_writable(target)
     # Exporters specialise a batch size of 1.
     example = another_batch(example_input) if "batch" in dynamic else example_input
     batches = [example, *([another_batch(example)] if "batch" in dynamic else [])]
     batches += [another_size(example)] if "size" in dynamic else []
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
     # The file name must be final, because a large ONNX file refers to a second file with the weights by name.
     with tempfile.TemporaryDirectory(prefix=".", dir=target.parent) as folder:
         with evaluating(model, arguments=example):

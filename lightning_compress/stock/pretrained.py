@@ -15,6 +15,7 @@ from torch import nn
 
 from engine.bounds import check_kinds
 from engine.errors import InputError, VerificationError
+from engine.files import check_writable
 from engine.verification import Rescaled, rescaled_norms
 from lightning_compress.stock import explain
 from lightning_compress.stock.agreement import Fit, agree, check_reached, evaluating, fitted, measured
@@ -185,7 +186,7 @@ def _write(
     """Write everything to a temporary directory, load it as users do, compare again, and move it to ``directory``."""
     if directory.exists() and not directory.is_dir():
         raise InputError(f"{directory} is a file, not a directory.")
-    directory.parent.mkdir(parents=True, exist_ok=True)
+    check_writable(directory)
     generation = getattr(model, "generation_config", None)
     if generation is not None:
         stock.generation_config = copy.deepcopy(generation)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from engine.bounds import check_kinds
 from engine.errors import EngineError, InputError, VerificationError
-from engine.files import write_tensors
+from engine.files import check_writable, write_tensors
 from engine.program import tensors_in
 from engine.running import call_model
 from engine.verification import rescaled_norms
@@ -90,9 +90,9 @@ def save_stock(
     target = Path(directory)
     if target.exists() and not target.is_dir():
         raise InputError(f"{target} is a file, not a directory.")
+    check_writable(target)
     with evaluating(model):
         text, tensors, tolerance = (_called(model, example) if constructor else None) or _recorded(model, example)
-        target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".", dir=target.parent) as folder:
             Path(folder, SOURCE).write_text(text)
             weights = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}

@@ -199,6 +199,17 @@ def test_another_result_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("export", [export_onnx, export_program, export_torchscript])
+@pytest.mark.parametrize("place", ["", "folder", "file/net.onnx"])
+def test_where_nothing_can_be_written(tmp_path: Path, export: Any, place: str) -> None:
+    """An error that names the place, before the model is exported."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    said = "is a directory, not a file" if "/" not in place else "net.onnx could not be written: .* is a file"
+    with pytest.raises(InputError, match=said):
+        export(nn.Identity(), tmp_path / place, torch.ones(2, 2))
+
+
 def test_bad_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An unknown dimension, and a missing package, are named."""
     model, x = compacted("convolutional")

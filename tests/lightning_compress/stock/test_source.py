@@ -213,3 +213,12 @@ def test_constructor_arguments_of_timm(tmp_path: Path) -> None:
     model, x = timm.create_model("test_vit"), torch.randn(2, 3, 160, 160)
     text = called(halved(model, x, lambda group: "mlp" in group.name), x, tmp_path / "small")
     assert "timm.models.vision_transformer.VisionTransformer(" in text and "mlp_ratio=1.5," in text
+
+
+def test_where_nothing_can_be_written(tmp_path: Path) -> None:
+    """An error that names the place."""
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="file is a file, not a directory"):
+        save_stock(nn.Linear(2, 2), tmp_path / "file", example_input=torch.ones(2, 2))
+    with pytest.raises(InputError, match="small could not be written: .* is a file"):
+        save_stock(nn.Linear(2, 2), tmp_path / "file" / "small", example_input=torch.ones(2, 2))
