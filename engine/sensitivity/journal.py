@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,7 +50,7 @@ class Journal:
         path: file that is read if it exists, and to which every new metric is appended; None: no file.
 
     Raises:
-        InputError: if the file has other content.
+        InputError: if the file has other content, or cannot be written.
 
     Example:
         >>> import tempfile
@@ -66,6 +67,8 @@ class Journal:
             if not self.path.is_file():
                 raise InputError(f"`results_path` is the name of a file; {str(self.path)!r} is none.")
             self.read(self.path)
+        elif self.path is not None:
+            _check_folder(self.path)  # before hours of measuring
 
     def read(self, path: Path) -> list[Key]:
         """Add the results in a file, ignoring an incomplete last line."""
@@ -94,6 +97,18 @@ class Journal:
             with open(self.path, "ab+") as file:
                 _drop_torn_line(file)
                 file.write(line.encode() + b"\n")
+
+
+def _check_folder(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"`results_path` must be the name of a file that can be written; nothing can be written to "
+            f"{str(path.parent)!r}: {error.strerror}."
+        ) from error
 
 
 def _parsed(line: bytes) -> tuple[Key, float]:

@@ -88,3 +88,10 @@ def test_the_fingerprint_sees_every_entry(dtype: torch.dtype) -> None:
             tensor.view(-1)[0] += 1
         assert fingerprint(model) != first
         first = fingerprint(model)
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    """An error before anything is measured."""
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="`results_path` .* nothing can be written to .*file'"):
+        Journal(tmp_path / "file" / "results.jsonl")
