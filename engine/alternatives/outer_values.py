@@ -26,6 +26,7 @@ from engine.source.attribute_writes import written_anywhere
 from engine.source.function_text import syntax_of
 from engine.source.model_code import words_in
 from engine.source.outer_reads import UNSET, OuterRead, is_environment, outer_reads
+from engine.source.reassigned import Reassigned
 
 __all__ = ["OuterSetting", "OuterValue", "OuterValues"]
 
@@ -80,6 +81,7 @@ class OuterValues:
             self._of_class.setdefault(type(module), []).append(module)
         self._pending: dict[CodeType, list[OuterValue]] = {}
         self._written_beside: dict[type | None, frozenset[str]] = {}
+        self._reassigned = Reassigned(model)
 
     def new(self) -> list[OuterValue]:
         """Return the values that code has read since the last call of this method, and that may change later."""
@@ -114,7 +116,15 @@ class OuterValues:
         if not isinstance(value, (bool, int, float, str, Enum)):
             return False
         gate = isinstance(value, bool) or (isinstance(value, float) and value in (0.0, 1.0))
-        return (gate and not read.from_self) or not read.names.isdisjoint(self._written(read))
+        is_shared = gate and not read.from_self and not self._is_private_constant(read)
+        return is_shared or not read.names.isdisjoint(self._written(read))
+
+    def _is_private_constant(self, read: OuterRead) -> bool:
+        """Whether a value is a private global that no function sets, such as ``_torch_available``."""
+        python_module = read.python_module
+        if python_module is None or not read.key.startswith("_"):
+            return False
+        return not self._reassigned.variable(python_module, read.key)
 
     def _written(self, read: OuterRead) -> frozenset[str]:
         kind = read.holder if isinstance(read.holder, type) else None

@@ -125,5 +125,5 @@ class _NumberReader(Reader):
 def _may_do_nothing(called: ast.expr | None) -> bool:
     """Whether a call counts, or runs no op with some numbers: a tensor stays itself in ``x.to(dtype)``."""
     if isinstance(called, ast.Attribute):
-        return hasattr(Tensor, called.attr)
+        return any(called.attr in vars(base) for base in Tensor.__mro__)  # not ``__call__``, which the class has
     return isinstance(called, ast.Name) and called.id in _COUNTS

@@ -77,6 +77,7 @@ class Functions:
             on of a tensor with four or more.
         broadcasting: other functions that combine all their arguments entry by entry.
         reducing: methods that return a single number if they have no arguments.
+        neutral_flags: names of flags with which ops combine the same channels, whether they are set or not.
         namespaces: names of the Python modules that hold these functions.
     """
 
@@ -94,6 +95,7 @@ class Functions:
     moves: Callable[[ast.Call], bool] = lambda call: False
     broadcasting: frozenset[str] = frozenset()
     reducing: frozenset[str] = frozenset()
+    neutral_flags: frozenset[str] = frozenset()
     namespaces: frozenset[str] = _NAMESPACES
 
     def within(self, space: Mapping[str, Any], code: CodeType) -> Functions:

@@ -69,5 +69,6 @@ FUNCTIONS = Functions(
     moves=_moves,
     broadcasting=frozenset({"where"}),
     reducing=frozenset("all amax amin any item max mean min norm numel std sum var".split()),
+    neutral_flags=frozenset({"enable_gqa", "is_causal"}),
 )
 """`chunk`, `repeat` and `tensor_split` take numbers of parts or copies, not sizes."""

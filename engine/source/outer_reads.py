@@ -100,6 +100,13 @@ class OuterRead(NamedTuple):
             self.holder[self.key] = value
 
     @property
+    def python_module(self) -> str | None:
+        """Name of the Python module of which the value is a global; None if the holder is something else."""
+        name = self.holder.get("__name__") if isinstance(self.holder, dict) else None
+        module = sys.modules.get(name) if isinstance(name, str) else None
+        return name if module is not None and vars(module) is self.holder else None
+
+    @property
     def text(self) -> str:
         """The expression as text."""
         return ast.unparse(self.node)

@@ -58,10 +58,12 @@ def assume_other_numbers(
     calls = chosen_calls(model, Choices(functions, expressions=frozenset(expressions), variables=variables))
     for node in dataflow.nodes:
         if node.site is not None and node.site.span in calls.get(node.site.code, ()) and is_own_op(modules, node):
-            arguments = list(node.args.values())
-            assumptions.doubt(node, numbers_in(arguments))
+            neutral = dataflow.functions.neutral_flags
+            arguments = [value for name, value in node.args.items() if name not in neutral]
+            numbers = numbers_in(arguments)
+            assumptions.doubt(node, numbers)
             dims = any("dim" in name for name in node.args)
-            if dims or not numbers_in(arguments) or booleans_in(arguments):
+            if dims or booleans_in(arguments) or not numbers and neutral.isdisjoint(node.args):
                 reason = (
                     f"is computed along a dimension, or by a flag, that code chooses at {shown_place(node.site.place)}"
                 )

@@ -160,3 +160,33 @@ def test_whole_numbers_go_on_as_long_as_they_lead_to_something_new() -> None:
     graph = engine.trace(Shallower(), torch.zeros(2, 4))
     assert len({node.inputs[0].index for node in graph.nodes if node.module == "head"}) == 5
     assert DEPTH == 1
+
+
+_available, _switched = True, True
+
+
+def switch(on: bool) -> None:
+    """Set a private flag."""
+    global _switched
+    _switched = on
+
+
+class Optional(nn.Module):
+    """Reads a flag that stays, in whatever module another one is installed, and one that a function sets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.usual, self.rare, self.other = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run two layers."""
+        x = self.usual(x) if _available else self.rare(x)
+        return self.other(x) if _switched else x
+
+
+def test_a_private_flag_that_no_function_sets_stays() -> None:
+    """It says what is installed; nobody sets it from outside."""
+    graph = engine.trace(Optional(), torch.zeros(2, 4))
+    assert {node.module for node in graph.nodes} == {"usual", "other"}
+    outer = engine.trace(nn.Sequential(Optional(), nn.Linear(4, 4)), torch.zeros(2, 4))
+    assert any(node.module == "1" and outer.nodes[node.inputs[0].producer].module == "0.usual" for node in outer.nodes)

@@ -40,3 +40,30 @@ def test_numbers_are_followed_into_functions_and_back() -> None:
     by_line = {line - start: picks for ((line, _), _), picks in calls[Net.forward.__code__].items()}
     assert by_line == {3: False, 4: True, 6: True}
     assert not any(calls[Net.scaled.__code__].values()) and len(calls[Net.scaled.__code__]) == 3
+
+
+class Checkpointed(nn.Module):
+    """Wraps its own call, as modules do that recompute their features in the backward pass."""
+
+    checkpointing = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def __call__(self, x: Tensor, **kwargs: Any) -> Any:
+        """Run forward, without a cache where features are recomputed."""
+        if self.checkpointing and self.training:
+            kwargs["cached"] = False
+        return super().__call__(x, **kwargs)
+
+    def forward(self, x: Tensor, cached: bool = True) -> Any:
+        """Return scores."""
+        return self.leave(self.enter(x).relu())
+
+
+def test_a_call_of_a_module_does_something_with_any_number() -> None:
+    """Unlike a method of a tensor, such as ``x.to(dtype)``, it returns nothing that it receives."""
+    code = Checkpointed.__call__.__code__
+    calls = chosen_calls(Checkpointed(), Choices(variables={code: {"kwargs"}}, functions=[Checkpointed.__call__]))
+    assert list(calls[code].values()) == [False]

@@ -75,3 +75,26 @@ def test_numbers_in_code_that_did_not_run() -> None:
     net, x = Collects(), torch.zeros(2, 3)
     free = {layer for group in engine.dependency_groups(net, x) if group.reason is None for layer in group.layers}
     assert free >= {"enter", "inner"}
+
+
+class Causal(nn.Module):
+    """Attends to earlier tokens only, or to all, as another part of the code decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.qkv, self.leave = 2, nn.Linear(4, 12), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        is_causal = True
+        if len(x) == 77:
+            is_causal = False
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        tokens = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+        return self.leave(tokens.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+def test_a_flag_by_which_positions_see_each_other() -> None:
+    """All channels of a head go through the op alike."""
+    groups = engine.dependency_groups(Causal(), torch.zeros(2, 3, 4))
+    assert any(group.reason is None for group in groups)
