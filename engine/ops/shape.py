@@ -40,6 +40,7 @@ __all__ = [
     "size_demands",
     "source_of",
     "through",
+    "view_labels",
 ]
 
 Move = Callable[[Node, Tensor, int], Tensor]
@@ -151,7 +152,7 @@ def _is_fixed(expr: Expr, labels: Labels) -> bool:
     return isinstance(expr, ShapeOf) and all(expr.dim not in support(layer) for layer in labels.layers(expr.value))
 
 
-def _view_labels(node: Node, labels: Labels) -> None:
+def view_labels(node: Node, labels: Labels) -> None:
     """Freeze merged dimensions of which one merely repeats the other (``expand``).
 
     A dimension laid out along positions (``reshape(b, c, h, w)`` of tokens that were not transposed) is frozen too:
@@ -285,7 +286,6 @@ def through(name: str, f: Callable[[Tensor], Tensor], after: int = 8) -> Sample:
 def _view_samples() -> Iterable[Sample]:
     yield through("view and back", lambda x: x.view(x.shape[0], 2, -1, *x.shape[2:]).reshape(x.shape))
     yield through("flatten", lambda x: x.flatten(1).unflatten(1, (x.shape[1], *x.shape[2:])))
-    yield through("squeeze", lambda x: x.unsqueeze(1).squeeze(1).contiguous().clone())
     yield through("channel shuffle by hand", _shuffle_by_hand)
     yield Sample(
         lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(128, 3)), (2, 3, 6, 6), "into linear"
@@ -334,7 +334,7 @@ def _shuffle_by_hand(x: Tensor) -> Tensor:
 
 _SAME = "alias clone contiguous detach lift_fresh".split()
 _CAST = "_to_copy to type_as".split()
-_VIEW = "_reshape_alias flatten squeeze unsqueeze".split()
+_VIEW = "_reshape_alias flatten unsqueeze".split()
 _VIEW_AS = "reshape_as view_as".split()
 _PERMUTED = """
     adjoint flip mH mT matrix_H moveaxis movedim numpy_T permute swapaxes swapdims t transpose
@@ -348,7 +348,7 @@ TURNED = frozenset(_PERMUTED) - {"flip"}
 
 MOVES: Mapping[str, Move] = (
     dict.fromkeys([*_SAME, *_CAST], _same)
-    | dict.fromkeys([*_VIEW, *_VIEW_AS, "view", "_unsafe_view", "reshape", "unflatten"], _view)
+    | dict.fromkeys([*_VIEW, *_VIEW_AS, "squeeze", "view", "_unsafe_view", "reshape", "unflatten"], _view)
     | dict.fromkeys([*_PERMUTED, "roll"], _permuted)
     | dict.fromkeys(["expand", "expand_as", "broadcast_to"], expanded)
 )
@@ -356,12 +356,12 @@ MOVES: Mapping[str, Move] = (
 RULES = [
     shape_rule(_SAME, _same),
     replace(shape_rule(_CAST, _same), constants=_cast, samples=_cast_samples),
-    shape_rule(_VIEW, _view, _view_labels),
-    shape_rule(_VIEW_AS, _view, _as_other(_view_labels), samples=_as_samples),
+    shape_rule(_VIEW, _view, view_labels),
+    shape_rule(_VIEW_AS, _view, _as_other(view_labels), samples=_as_samples),
     shape_rule(
         ["view", "_unsafe_view"],
         _view,
-        _view_labels,
+        view_labels,
         demands=_view_demands,
         samples=_view_samples,
         rare=Rare(preserved=_preserved("size")),
@@ -369,14 +369,14 @@ RULES = [
     shape_rule(
         ["reshape"],
         _view,
-        _view_labels,
+        view_labels,
         demands=lambda n, k, s: size_demands("shape", n, s),
         rare=Rare(preserved=_preserved("shape")),
     ),
     shape_rule(
         ["unflatten"],
         _view,
-        _view_labels,
+        view_labels,
         demands=lambda n, k, s: size_demands("sizes", n, s, n.args["dim"] % source_of(n).ndim),
         attributes=head_sizes,
     ),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.analysis.slots import FROZEN
-from engine.program.expressions import Apply, AttributeOf, Expr, Guard, ShapeOf, describe, evaluate, leaves
+from engine.program.expressions import COMPARISONS, Apply, AttributeOf, Expr, Guard, ShapeOf, describe, evaluate, leaves
 from engine.program.graph import Node, Value, rule_errors
 from engine.removal.followed import followed
 from engine.removal.propagate import Structure
@@ -323,6 +323,8 @@ def _demands(node: Node, shrunk: Shrunk) -> Iterator[Demand]:
 
 
 def _reason(node: Node, demand: Demand, expr: Expr) -> str:
+    if isinstance(expr, Apply) and expr.symbol in COMPARISONS:
+        return f"{node!r} depends on whether {describe(expr)}, which it must not when channels are removed"
     written = describe(expr)
     value = f"{written} = {demand.original}" if written != str(demand.original) else written
     return f"{node!r} is given the size {value}, which does not follow when channels are removed"

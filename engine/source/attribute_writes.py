@@ -20,7 +20,7 @@ from engine.program.stored import modules_of
 from engine.source.absent import assigned_where_none
 from engine.source.computed_names import SETTERS, names_set_by_functions
 from engine.source.decorated import functions_behind, is_of_torch
-from engine.source.setup_code import called_by_constructors_only, functions_of, is_setup, run_by_forward
+from engine.source.setup_code import called_by_constructors_only, classes_inside, functions_of, is_setup, run_by_forward
 from engine.source.static_attributes import table_of
 
 __all__ = [
@@ -213,12 +213,15 @@ def written_by_modules(model: nn.Module) -> frozenset[str]:
 @functools.cache
 def _names_in_class(cls: type, setup: _Setup) -> _Names:
     """Return the names of the attributes that methods of a class write to, and those of classes inside."""
-    items, of_others = vars(cls), {"own": frozenset[str](), "own_fills": frozenset[str]()}
-    inner = (item for item in items.values() if isinstance(item, type) and item.__module__ == cls.__module__)
+    inner = (_names_in_methods(other, setup) for other in classes_inside(cls))
+    of_others = (names._replace(own=frozenset(), own_fills=frozenset()) for names in inner)
+    return _union([_names_in_methods(cls, setup), *of_others])
+
+
+def _names_in_methods(cls: type, setup: _Setup) -> _Names:
     methods = [(name, code) for name, code in functions_of(cls) if not setup.includes(name)]
-    static = {name for name, _ in methods if isinstance(items[name], staticmethod)}
-    parts = [_names(code, None if name in static else _first_argument(code)) for name, code in methods]
-    return _union([*parts, *(_names_in_class(other, setup)._replace(**of_others) for other in inner)])
+    static = {name for name, _ in methods if isinstance(vars(cls)[name], staticmethod)}
+    return _union([_names(code, None if name in static else _first_argument(code)) for name, code in methods])
 
 
 def _first_argument(code: CodeType) -> str | None:

@@ -16,7 +16,14 @@ from engine.source.decorated import functions_behind
 from engine.source.function_text import syntax_of, syntax_of_file
 from engine.source.static_attributes import table_of
 
-__all__ = ["called_by_constructors_only", "functions_of", "is_setup", "run_by_forward", "syntax_of_python_module"]
+__all__ = [
+    "called_by_constructors_only",
+    "classes_inside",
+    "functions_of",
+    "is_setup",
+    "run_by_forward",
+    "syntax_of_python_module",
+]
 
 _PREFIXES = (
     *("__init__", "__post_init__", "__setstate__", "__new__", "__deepcopy__", "_init", "init", "_reset", "reset_param"),
@@ -59,6 +66,31 @@ def functions_of(cls: type) -> Iterator[tuple[str, CodeType]]:
     """
     for name, item in vars(cls).items():
         yield from ((name, function.__code__) for function in functions_behind(item, cls.__module__))
+
+
+def classes_inside(cls: type) -> Iterator[type]:
+    """Yield the classes of the same Python module that a class holds, and those that they hold, each once.
+
+    Classes may hold one another, or themselves: partners, registries, the two sides of an ``autograd.Function``.
+
+    Args:
+        cls: the class that holds others; it is not yielded.
+
+    Example:
+        >>> class Net:
+        ...     class Config: ...
+        >>> Net.Config.of = Net
+        >>> [inner.__name__ for inner in classes_inside(Net)]
+        ['Config']
+    """
+    waiting, seen = [cls], {cls}
+    while waiting:
+        holder = waiting.pop()
+        for item in list(vars(holder).values()):
+            if isinstance(item, type) and item.__module__ == holder.__module__ and item not in seen:
+                seen.add(item)
+                waiting.append(item)
+                yield item
 
 
 @functools.cache

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import engine
 from engine.source.attribute_writes import assigned_attributes
-from engine.source.setup_code import called_by_constructors_only, functions_of, is_setup
+from engine.source.setup_code import called_by_constructors_only, classes_inside, functions_of, is_setup
 
 
 class Layer(nn.Module):
@@ -126,6 +127,66 @@ class Net(nn.Module):
 def test_a_flag_of_a_constructor_keeps_no_channels() -> None:
     """The branch that did not run never does."""
     assert "layer.narrow" not in engine.not_safe_to_prune(Net(), torch.zeros(2, 4))
+
+
+class Encoder(Net):
+    """Holds the class that decodes, which holds it, and itself."""
+
+    class Options:
+        """What a method sets inside of a class."""
+
+        def widen(self, net: Any) -> None:
+            """Set an attribute of another object."""
+            net.widened = True
+
+
+class Decoder(Net):
+    """Holds the class that encodes."""
+
+    partner = Encoder
+
+
+Encoder.partner, Encoder.kind = Decoder, Encoder  # type: ignore[attr-defined]
+
+
+def test_classes_that_hold_one_another() -> None:
+    """Each is read once, whichever the analysis begins with."""
+    assert {cls.__name__ for cls in classes_inside(Encoder)} == {"Options", "Decoder"}
+    assert {cls.__name__ for cls in classes_inside(Decoder)} == {"Options", "Encoder"}
+    assert "widened" in assigned_attributes(Decoder())[Decoder]
+    assert "layer.narrow" not in engine.not_safe_to_prune(Encoder(), torch.zeros(2, 4))
+
+
+class Spike(torch.autograd.Function):
+    """A step, whose class and the class of its backward pass hold one another."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """Return ones above zero."""
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        """Pass gradients on."""
+        return grad
+
+
+class Spikes(nn.Module):
+    """A layer of neurons, which computes with what a method of a class of torch's gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last, self.threshold = nn.Linear(4, 8), nn.Linear(8, 2), 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        spikes = Spike.apply(self.layer(x) - self.threshold)
+        return self.last(spikes * self.threshold)  # type: ignore[no-any-return]
+
+
+def test_functions_with_a_backward_pass() -> None:
+    """Their base class in torch holds the class of its backward pass, and is held by it."""
+    assert "layer" not in engine.not_safe_to_prune(Spikes(), torch.zeros(2, 4))
 
 
 def test_names_of_builders() -> None:
