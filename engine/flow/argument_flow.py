@@ -158,11 +158,15 @@ class Reader:
     def _further_variables(self) -> Iterator[str]:
         """Yield further variables that hold such arguments, or constants that these choose."""
         for name in self.bound.keys() - self.names:
-            if any(self.follows(b.value) for b in self.bound[name]):
+            if any(self._is_bound_to_followed(name, b.value) for b in self.bound[name]):
                 yield name
         for test, names, _ in _constants_chosen(self.tree, self._self_name):
             if not names <= self.names and self.follows(test):
                 yield from names
+
+    def _is_bound_to_followed(self, name: str, value: ast.expr) -> bool:
+        """Whether a variable holds such an argument, if it is bound to a value."""
+        return self.follows(value)
 
     def returns(self) -> bool:
         """Whether the function returns such an argument, or a constant that one chooses."""

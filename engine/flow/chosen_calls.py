@@ -65,6 +65,16 @@ class _NumberReader(Reader):
         inner = (child for child in ast.iter_child_nodes(value) if isinstance(child, ast.expr))
         return isinstance(value, _CONTAINERS) and any(map(self.follows, inner))
 
+    def _is_bound_to_followed(self, name: str, value: ast.expr) -> bool:
+        return self.follows(value) and not self._returns_features(name, value)
+
+    def _returns_features(self, name: str, value: ast.expr) -> bool:
+        """Whether a method receives and returns the features in a variable (``k, v = cache.update(k, v)``)."""
+        if not isinstance(value, ast.Call) or name not in [getattr(argument, "id", None) for argument in value.args]:
+            return False
+        others = (binding.value for binding in self.bound[name] if binding.value is not value)
+        return any(self.is_module(call.func) for other in others for call in nodes_of(other, ast.Call))
+
     def returns(self) -> bool:
         """Whether the function returns such a number."""
         results = (n.value for n in ast.walk(self.tree) if isinstance(n, ast.Return) and n.value is not None)

@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import Enum
 from types import CodeType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
 
 from engine.source.function_text import lambdas_of_file, syntax_of, text_of
-from engine.source.static_attributes import static_attribute, table_of
+from engine.source.static_attributes import static_attribute, stored_by_property, table_of
 
 __all__ = ["UNSET", "OuterRead", "is_environment", "outer_reads"]
 
@@ -235,6 +235,9 @@ class _Reader:
                 yield base, name
         elif holder is not _UNKNOWN and not isinstance(holder, Tensor):
             table = vars(holder) if isinstance(holder, threading.local) else table_of(holder)
+            stored = None if name in table else stored_by_property(cast(Any, type(holder)), name)
+            if stored is not None and isinstance(table.get(stored), str):
+                name = stored  # a text: the name of an implementation
             if name in table and isinstance(table, dict):
                 if holder is not self._owner:  # attributes of the model's modules are looked at elsewhere
                     yield table, name

@@ -7,6 +7,7 @@ an error of such code.
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import sys
@@ -14,7 +15,16 @@ from collections.abc import Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
-__all__ = ["attribute_code", "attribute_of_a_part", "method_code", "static_attribute", "table_of"]
+from engine.source.function_text import syntax_of
+
+__all__ = [
+    "attribute_code",
+    "attribute_of_a_part",
+    "method_code",
+    "static_attribute",
+    "stored_by_property",
+    "table_of",
+]
 
 
 def static_attribute(holder: ModuleType | type, name: str, default: Any = None) -> Any:
@@ -90,6 +100,26 @@ def attribute_code(kind: type, name: str) -> FunctionType | None:
     if not isinstance(function, FunctionType) or str(function.__module__).startswith("torch.nn."):
         return None
     return function
+
+
+@functools.cache
+def stored_by_property(kind: Any, name: str) -> str | None:
+    """Return the attribute that a property returns as it is, and None for any other member of a class.
+
+    Example:
+        >>> class Config:
+        ...     @property
+        ...     def attention(self):
+        ...         return self._attention
+        >>> stored_by_property(Config, "attention")
+        '_attention'
+    """
+    function = attribute_code(kind, name)
+    tree = None if function is None else syntax_of(function.__code__)
+    match [] if tree is None else [node for node in tree.body if not isinstance(node, ast.Expr)]:
+        case [ast.Return(value=ast.Attribute(value=ast.Name(id="self"), attr=stored))]:
+            return stored
+    return None
 
 
 def method_code(owner: object, name: str) -> FunctionType | None:

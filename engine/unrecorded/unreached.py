@@ -41,6 +41,7 @@ from engine.unrecorded.optional_layers import values_around_optional_layers
 from engine.unrecorded.picked_items import use_values_picked_by_numbers
 from engine.unrecorded.removable_hooks import use_values_around_removable_hooks
 from engine.unrecorded.replaced_calls import assume_other_choices
+from engine.unrecorded.returned_parts import returned_alike
 from engine.unrecorded.settable_numbers import doubt_numbers_set_later, reads_attribute
 from engine.unrecorded.skipped_code import before_and_after, values_alike
 from engine.unrecorded.unread_functions import assume_nothing_of_unread_functions
@@ -176,7 +177,8 @@ class _UntakenBranches:
                 self._use_results(branch)
                 if branch.branch.skipped:
                     self._leave_out(branch)
-            for name in branch.replaced(selecting=self._selects_alone(branch)):
+            alike = returned_alike(branch, self._runs.stored)
+            for name in branch.replaced(selecting=self._selects_alone(branch)) - alike:
                 self._touch(branch.values_of(name, self._runs.stored), Effect.USES, branch)
             self._touch(values_instead(branch, self._runs, self._dataflow), Effect.USES, branch)
             self._assumptions.vary(parameters_instead(branch, self._runs))
@@ -285,13 +287,9 @@ class _UntakenBranches:
         used |= {name for name in values_read if name.endswith(" ")}  # parameters, by their names
         if self._selects_alone(branch):
             used -= branch.indexed_beside_channels()
-        return frozenset(
-            self._reshaped_to_literals(branch)
-            | branch.passed_through()
-            | branch.branch.measured_names
-            | (used - branch.passed_on())
-            | self._variables_of_other_calls(branch, values_read)
-        )
+        passed = (branch.passed_through() | (used - branch.passed_on())) - returned_alike(branch, self._runs.stored)
+        others = self._variables_of_other_calls(branch, values_read)
+        return frozenset(self._reshaped_to_literals(branch) | passed | branch.branch.measured_names | others)
 
     def _reshaped_to_literals(self, branch: UntakenBranch, beside_attributes: bool = True) -> frozenset[str]:
         """Return the variables reshaped to literal sizes; results of modules that are reshaped so count as used."""

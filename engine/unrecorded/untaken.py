@@ -56,6 +56,7 @@ class UntakenBranch:
         types: of what the variables in its condition hold.
         tree: syntax of the function.
         has_run: whether it ran, in other rounds of a loop or in other calls.
+        seen: what each of its variables held, once per observation: a kind, and the values.
         functions: of torch, under the names that the function has for them.
     """
 
@@ -72,7 +73,7 @@ class UntakenBranch:
         self.code, self.tree, self.owner = coverage.function.code, coverage.function.tree, coverage.owner
         self.place = f"{self.code.co_filename}:{branch.line}"
         self.self_name = self.code.co_varnames[0] if coverage.is_method else None
-        self.has_run, self._seen = not coverage.ran.isdisjoint(branch.offsets), coverage.seen.get(branch, {})
+        self.has_run, self.seen = not coverage.ran.isdisjoint(branch.offsets), coverage.seen.get(branch, {})
         self.types = HeldTypes(branch, coverage, self.self_name)
         self.functions = dataflow.functions.within(coverage.space, self.code)
 
@@ -151,7 +152,7 @@ class UntakenBranch:
     def _lacks_attribute(self, nodes: Sequence[ast.AST], never_changed: Callable[[str], bool]) -> bool:
         """Whether code uses an attribute of the module that is and stays None or missing."""
         owner, name = self._modules[self.owner], self.self_name
-        there = {match[1] for key in self._seen if (match := re.match(rf"{name}\.(\w+)", key))}  # while the call runs
+        there = {match[1] for key in self.seen if (match := re.match(rf"{name}\.(\w+)", key))}  # while the call runs
         used = set(attributes_used(tuple(nodes), name)) - there if name else set()
         held = {n: getattr(owner, n, _MISSING) for n in used}
         return any(value is _MISSING or value is None and never_changed(n) for n, value in held.items())
@@ -161,7 +162,7 @@ class UntakenBranch:
         variables = set(self.code.co_varnames) - set_from_globals(self.tree, self.code)
         foreign = [
             name
-            for name, held in self._seen.items()
+            for name, held in self.seen.items()
             if name in variables and not {kind for kind, _ in held} & {*_RECORDED, "module", "stored"}
         ]
         return _effects(self.branch, self.functions, frozenset(foreign), self.returned_argument())
@@ -169,7 +170,7 @@ class UntakenBranch:
     def effects_of_skipping(self) -> Mapping[str, Effect]:
         """Return the effect of skipping what it skips on each variable, without those that it only fills in if None."""
         all_effects = effects_of_skipping(self.branch, self.tree, self.functions)
-        return {n: effect for n, effect in all_effects.items() if ("none", None) not in self._seen.get(n, ())}
+        return {n: effect for n, effect in all_effects.items() if ("none", None) not in self.seen.get(n, ())}
 
     def ran(self, node: ast.AST) -> bool:
         """Whether a syntax node of the function ran."""
@@ -287,7 +288,7 @@ class UntakenBranch:
         Args:
             stored: values of the parameters and buffers that were read, by name.
         """
-        names = self.branch.names | {name for name in self._seen if name.endswith(" ")}
+        names = self.branch.names | {name for name in self.seen if name.endswith(" ")}
         result = {name: self.values_of(name, stored) for name in names}
         for node in (inner for outer in self.branch.nodes for inner in nodes_read(outer)):
             held = self.attribute(node) if isinstance(node, ast.Attribute) else None
@@ -303,15 +304,15 @@ class UntakenBranch:
             variable: its name.
             stored: as for `values_read`.
         """
-        names = (name for kind, name in self._seen.get(variable, ()) if kind == "stored")
+        names = (name for kind, name in self.seen.get(variable, ()) if kind == "stored")
         return self._recorded_values(variable) + [stored[name] for name in names if name in stored]
 
     def holds_unread(self, variable: str, stored: Mapping[str, Value]) -> bool:
         """Whether a variable held a tensor that no op read, which has no value in the program."""
-        return any(k == "unread" or (k == "stored" and n not in stored) for k, n in self._seen.get(variable, ()))
+        return any(k == "unread" or (k == "stored" and n not in stored) for k, n in self.seen.get(variable, ()))
 
     def _recorded_values(self, variable: str) -> list[Value]:
-        values = [v for kind, held in self._seen.get(variable, ()) if kind in _RECORDED for v in held]
+        values = [v for kind, held in self.seen.get(variable, ()) if kind in _RECORDED for v in held]
         return list(filter(self._dataflow.contains, values))
 
     def weight_name(self, tensor: Tensor) -> str | None:
@@ -370,7 +371,7 @@ class UntakenBranch:
 
     def modules_held(self, variable: str) -> list[str]:
         """Return the names of the modules that a variable may hold."""
-        return [name for kind, name in self._seen.get(variable, ()) if kind == "module"]
+        return [name for kind, name in self.seen.get(variable, ()) if kind == "module"]
 
     def module_name(self, held: Any) -> str | None:
         """Return the name of a module; None for anything else."""
@@ -381,7 +382,7 @@ class UntakenBranch:
         if isinstance(node, ast.Subscript):
             return self.is_module(node.value)
         if isinstance(node, ast.Name):
-            kinds = {kind for kind, _ in self._seen.get(node.id, ())}
+            kinds = {kind for kind, _ in self.seen.get(node.id, ())}
             return node.id != self.self_name and "module" in kinds and kinds <= {"module", "none"}
         return isinstance(self.attribute(node), nn.Module)
 

@@ -190,3 +190,46 @@ def test_a_private_flag_that_no_function_sets_stays() -> None:
     assert {node.module for node in graph.nodes} == {"usual", "other"}
     outer = engine.trace(nn.Sequential(Optional(), nn.Linear(4, 4)), torch.zeros(2, 4))
     assert any(node.module == "1" and outer.nodes[node.inputs[0].producer].module == "0.usual" for node in outer.nodes)
+
+
+class Config:
+    """Keeps the name of an implementation behind a property, as configurations of transformers do."""
+
+    def __init__(self) -> None:
+        self._implementation = "fast"
+
+    @property
+    def implementation(self) -> str:
+        """The name."""
+        return self._implementation
+
+    @implementation.setter
+    def implementation(self, name: str) -> None:
+        self._implementation = name
+
+
+class Named(nn.Module):
+    """Picks a layer by that name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.usual, self.rare, self.config = nn.Linear(4, 4), nn.Linear(4, 4), Config()
+
+    def use(self, name: str) -> None:
+        """Choose an implementation."""
+        self.config.implementation = name
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run one of two layers."""
+        layer = self.rare
+        if self.config.implementation != "eager":
+            layer = self.usual
+        return layer(x)  # type: ignore[no-any-return]
+
+
+def test_a_text_behind_a_property_is_recorded_at_other_values() -> None:
+    """Both implementations are part of the program."""
+    model = Named()
+    graph = engine.trace(model, torch.zeros(2, 4))
+    assert {node.module for node in graph.nodes} == {"usual", "rare"}
+    assert model.config.implementation == "fast"
