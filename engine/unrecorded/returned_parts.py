@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from engine.flow.branches import RESULT
+from engine.flow.choices import is_plain_class
 from engine.flow.effects import names_read, names_read_only_by
 from engine.program.graph import Value
 from engine.source.bindings import bindings
@@ -21,7 +22,6 @@ from engine.unrecorded.untaken import UntakenBranch
 
 __all__ = ["returned_alike"]
 
-_DISPLAYS = (ast.Tuple, ast.List)
 _Contents = frozenset[tuple[int, ...]]
 """Values of a variable, once per recording."""
 _Observed = tuple[str, Any]
@@ -89,10 +89,19 @@ def _is_container(name: str, branch: UntakenBranch) -> bool:
 def _usual_results(branch: UntakenBranch) -> _Contents:
     """Return what the containers held that the function returned; nothing if it may return anything else."""
     usual = _contents(RESULT, branch)
-    displays = (n.value for n in nodes_of(branch.tree, ast.Return) if branch.ran(n))
-    if any(len(items) < 2 for items in usual) and not all(isinstance(value, _DISPLAYS) for value in displays):
-        return frozenset()
-    return usual
+    returned = [n.value for n in nodes_of(branch.tree, ast.Return) if branch.ran(n)]
+    is_container = all(len(items) > 1 for items in usual) or all(_creates_container(v, branch) for v in returned)
+    return usual if is_container else frozenset()
+
+
+def _creates_container(value: ast.expr | None, branch: UntakenBranch) -> bool:
+    """Whether an expression is a display, or creates an object that is no tensor: ``Output(last_hidden_state=h)``."""
+    match value:
+        case ast.Tuple() | ast.List():
+            return True
+        case ast.Call(func=ast.Name(id=name)):
+            return is_plain_class(branch.space.get(name))
+    return False
 
 
 def _contents(name: str, branch: UntakenBranch) -> _Contents:

@@ -55,6 +55,7 @@ class UntakenBranch:
         self_name: the argument that is the module itself; None in a plain function.
         types: of what the variables in its condition hold.
         tree: syntax of the function.
+        space: its globals.
         has_run: whether it ran, in other rounds of a loop or in other calls.
         seen: what each of its variables held, once per observation: a kind, and the values.
         functions: of torch, under the names that the function has for them.
@@ -70,9 +71,9 @@ class UntakenBranch:
     ) -> None:
         self.branch, self._coverage, self._dataflow = branch, coverage, dataflow
         self._modules, self._names = modules, names
-        self.code, self.tree, self.owner = coverage.function.code, coverage.function.tree, coverage.owner
+        self.code, self.tree, self.space = coverage.function.code, coverage.function.tree, coverage.space
         self.place = f"{self.code.co_filename}:{branch.line}"
-        self.self_name = self.code.co_varnames[0] if coverage.is_method else None
+        self.owner, self.self_name = coverage.owner, self.code.co_varnames[0] if coverage.is_method else None
         self.has_run, self.seen = not coverage.ran.isdisjoint(branch.offsets), coverage.seen.get(branch, {})
         self.types = HeldTypes(branch, coverage, self.self_name)
         self.functions = dataflow.functions.within(coverage.space, self.code)

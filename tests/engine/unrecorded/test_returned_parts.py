@@ -78,6 +78,24 @@ def chosen(self: Any, x: Tensor) -> Any:
     return Output(last=h, pooled=pooled)
 
 
+def alone(self: Any, x: Tensor) -> Any:
+    """Return the only item in a tuple."""
+    outputs = self.encoder(x)
+    h = outputs[0]
+    if len(x) == 77:
+        return (h,) + outputs[1:]
+    return Output(last=h)
+
+
+def itself(self: Any, x: Tensor) -> Any:
+    """Return features alone, of which others pick the first row."""
+    outputs = self.encoder(x)
+    h = outputs[0]
+    if len(x) == 77:
+        return (h,) + outputs[1:]
+    return h
+
+
 def both(self: Any, x: Tensor) -> Any:
     """Append the items of two containers."""
     one, two = self.encoder(x), self.decoder(x)
@@ -116,7 +134,16 @@ def summed(self: Any, x: Tensor) -> Any:
 
 @pytest.mark.parametrize(
     "returned, free",
-    [(appended, True), (chosen, True), (both, True), (unseen, False), (swapped, False), (summed, False)],
+    [
+        (appended, True),
+        (chosen, True),
+        (alone, True),
+        (both, True),
+        (itself, False),
+        (unseen, False),
+        (swapped, False),
+        (summed, False),
+    ],
 )
 def test_the_usual_items_in_their_order(returned: Any, free: bool) -> None:
     """Whatever calls the module picks the same features from either container."""
