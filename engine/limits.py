@@ -163,6 +163,11 @@ MOST_TIMES_LARGER = 8
 ALWAYS_ON_DATA = 1024
 """Entries of inputs that run on data in any case."""
 
+# ---------------------------------------------------------------- code that did not run
+
+MOST_COMBINED_ITEMS = 10_000
+"""Combinations of what the items of a result held, to learn whether they are the usual ones."""
+
 # ---------------------------------------------------------------- further runs
 
 MOST_FURTHER_OPS = 20_000

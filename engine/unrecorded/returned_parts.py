@@ -7,91 +7,80 @@ calls them picks the same items from either.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+import itertools
+import math
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 
 from engine.flow.branches import RESULT
 from engine.flow.choices import is_plain_class
-from engine.flow.effects import names_read, names_read_only_by
-from engine.program.graph import Value
+from engine.flow.effects import names_read_only_by
+from engine.limits import MOST_COMBINED_ITEMS
 from engine.source.bindings import bindings
 from engine.source.syntax import nodes_of
 from engine.unrecorded.untaken import UntakenBranch
 
 __all__ = ["returned_alike"]
 
-_Contents = frozenset[tuple[int, ...]]
-"""Values of a variable, once per recording."""
-_Observed = tuple[str, Any]
-"""What a variable held in one recording: a kind, and the values."""
+
+class _Contents(NamedTuple):
+    """What a variable held in a recording.
+
+    Attributes:
+        values: indices of the values, alone or in containers.
+        in_order: whether they are in the order of the items, as in containers of nothing but tensors.
+    """
+
+    values: tuple[int, ...]
+    in_order: bool = True
 
 
-class _Sequence(NamedTuple):
-    """Items that code puts in a tuple or list, and what else it appends; with the syntax that says so."""
+class _Parts(NamedTuple):
+    """The parts of a tuple or list that code builds.
 
-    items: tuple[ast.expr, ...]
-    rest: tuple[ast.expr, ...]
-    syntax: tuple[ast.AST, ...]
+    Attributes:
+        contents: of each part, what it may hold.
+        syntax: the expressions that build it.
+    """
+
+    contents: Sequence[frozenset[_Contents]] = ()
+    syntax: Sequence[ast.AST] = ()
 
 
-def returned_alike(branch: UntakenBranch, stored: Mapping[str, Value]) -> frozenset[str]:
+def returned_alike(branch: UntakenBranch) -> frozenset[str]:
     """Return the variables that a branch does nothing with but return them, in the order of the usual result.
 
     Args:
         branch: code that did not run.
-        stored: values of the parameters and buffers that were read, by name.
 
     Returns:
         Their names, and `RESULT`; none if the branch returns anything else, or other items.
     """
     returns = [node for node in branch.branch.syntax if isinstance(node, ast.Return)]
-    usual = _usual_results(branch)
-    syntax: list[ast.AST] = []
-    for node in returns:
-        if _is_sum_of_containers(node.value, branch):
-            syntax += ast.walk(node)
-            continue
-        sequences = _sequences(node.value, branch)
-        if not usual or not sequences or not all(_is_alike(s, usual, branch, stored) for s in sequences):
-            return frozenset()
-        syntax += [inner for s in sequences for part in s.syntax for inner in ast.walk(part)]
-    return frozenset(names_read_only_by(branch.branch.syntax, syntax)) | {RESULT} if syntax else frozenset()
+    usual = _contents(RESULT, branch) if returns else None
+    if not usual or not _is_usually_container(usual, branch):
+        return frozenset()
+    parts = [_parts(node.value, branch) for node in returns]
+    syntax = [inner for own in parts if own is not None for node in own.syntax for inner in ast.walk(node)]
+    if not all(own is not None and _are_alike(own, usual) for own in parts):
+        return frozenset()
+    return frozenset(names_read_only_by(branch.branch.syntax, syntax)) | {RESULT}
 
 
-def _is_sum_of_containers(value: ast.expr | None, branch: UntakenBranch) -> bool:
-    """Whether two containers are appended to one another (``decoder + encoder``) whose items the usual result holds."""
-    match value:
-        case ast.BinOp(left=ast.Name(id=first), op=ast.Add(), right=ast.Name(id=second)):
-            if not (_is_container(first, branch) and _is_container(second, branch)):
-                return False
-            pairs = [(a, b) for a in branch.seen.get(first, ()) for b in branch.seen.get(second, ())]
-            return all(any(_is_sum(result, *pair) for pair in pairs) for result in branch.seen.get(RESULT, ()))
-    return False
+def _contents(name: str, branch: UntakenBranch) -> frozenset[_Contents] | None:
+    """Return what a variable held; None if that cannot be told."""
+    observed = branch.seen.get(name, ())
+    if not observed or not {kind for kind, _ in observed} <= {"values", "inside", "none", "other"}:
+        return None
+    features = [(kind, values if kind in ("values", "inside") else ()) for kind, values in observed]
+    return frozenset(_Contents(tuple(value.index for value in own), kind != "inside") for kind, own in features)
 
 
-def _is_sum(result: _Observed, first: _Observed, second: _Observed) -> bool:
-    """Whether a container holds what two others hold, in this order where all are containers of tensors alone."""
-    whole = [value.index for value in result[1] or ()]
-    parts = [value.index for _, values in (first, second) for value in values or ()]
-    kinds = {kind for kind, _ in (result, first, second)}
-    same = whole == parts if kinds == {"values"} else kinds <= {"values", "inside"} and set(whole) == set(parts)
-    return same and bool(whole)
-
-
-def _is_container(name: str, branch: UntakenBranch) -> bool:
-    """Whether code that ran has read an attribute of a variable that no tensor has (``outputs.last_hidden_state``)."""
-    reads = (n for n in nodes_of(branch.tree, ast.Attribute) if isinstance(n.value, ast.Name) and n.value.id == name)
-    return any(not hasattr(Tensor, read.attr) and branch.ran(read) for read in reads)
-
-
-def _usual_results(branch: UntakenBranch) -> _Contents:
-    """Return what the containers held that the function returned; nothing if it may return anything else."""
-    usual = _contents(RESULT, branch)
+def _is_usually_container(usual: Collection[_Contents], branch: UntakenBranch) -> bool:
     returned = [n.value for n in nodes_of(branch.tree, ast.Return) if branch.ran(n)]
-    is_container = all(len(items) > 1 for items in usual) or all(_creates_container(v, branch) for v in returned)
-    return usual if is_container else frozenset()
+    return all(len(held.values) > 1 for held in usual) or all(_creates_container(value, branch) for value in returned)
 
 
 def _creates_container(value: ast.expr | None, branch: UntakenBranch) -> bool:
@@ -104,77 +93,120 @@ def _creates_container(value: ast.expr | None, branch: UntakenBranch) -> bool:
     return False
 
 
-def _contents(name: str, branch: UntakenBranch) -> _Contents:
-    """Return the values that a variable held, alone or in a container of tensors; nothing if it ever held others."""
-    observed = branch.seen.get(name, ())
-    is_plain = all(kind == "values" for kind, _ in observed)
-    return frozenset(tuple(value.index for value in values) for _, values in observed) if is_plain else frozenset()
-
-
-def _sequences(expr: ast.expr | None, branch: UntakenBranch) -> list[_Sequence]:
-    """Return what a tuple or a list may contain that the branch builds; nothing for any other expression."""
+def _parts(expr: ast.expr | None, branch: UntakenBranch) -> _Parts | None:
+    """Return the parts of a tuple or list that an expression builds; None for any other expression."""
     match expr:
         case ast.Tuple(elts=items) | ast.List(elts=items):
-            return [_Sequence(tuple(items), (), (expr,))]
+            return _of_items(items, expr, branch)
+        case ast.Call(func=ast.Name(id="tuple" | "list"), args=[ast.GeneratorExp() | ast.ListComp() as comprehension]):
+            return _of_items(_optional_items(comprehension), expr, branch)
         case ast.IfExp(test=test, body=body, orelse=orelse):
-            return [
-                s._replace(syntax=(*s.syntax, expr))
-                for s in _sequences(body if _is_there(test, branch) else orelse, branch)
-            ]
+            return _with(_parts(body if _is_there(test, branch) else orelse, branch), expr)
         case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return [_Sequence(s.items, (*s.rest, right), (*s.syntax, expr)) for s in _sequences(left, branch)]
+            return _sum(_parts(left, branch) or _of_container(left, branch), _appended(right, branch), expr)
         case ast.Name(id=name):
             own = bindings(branch.tree, branch.self_name).get(name, ())
-            if not all(
-                b.replaces and b.node in branch.branch.syntax and not isinstance(b.value, ast.Name) for b in own
-            ):
-                return []
-            values = [_sequences(binding.value, branch) for binding in own]
-            return [s for sequences in values for s in sequences] if all(values) else []
-    return []
+            if len(own) == 1 and own[0].replaces and own[0].node in branch.branch.syntax:
+                return None if isinstance(own[0].value, ast.Name) else _with(_parts(own[0].value, branch), expr)
+    return None
+
+
+def _with(parts: _Parts | None, expr: ast.expr) -> _Parts | None:
+    return None if parts is None else parts._replace(syntax=(*parts.syntax, expr))
+
+
+def _sum(first: _Parts | None, second: _Parts | None, expr: ast.expr) -> _Parts | None:
+    if first is None or second is None:
+        return None
+    return _Parts((*first.contents, *second.contents), (*first.syntax, *second.syntax, expr))
+
+
+def _of_items(items: Sequence[ast.expr] | None, expr: ast.expr, branch: UntakenBranch) -> _Parts | None:
+    """Return the variables in a display as its parts; None if it contains anything else."""
+    contents = [_contents(item.id, branch) if isinstance(item, ast.Name) else None for item in items or ()]
+    plain = [held for held in contents if held is not None]
+    return _Parts(plain, (expr,)) if contents and len(plain) == len(contents) else None
+
+
+def _optional_items(comprehension: ast.GeneratorExp | ast.ListComp) -> Sequence[ast.expr] | None:
+    """Return the items of a display of which those that are not None are taken, as they are."""
+    match comprehension:
+        case (
+            ast.GeneratorExp(elt=ast.Name(id=name), generators=[loop])
+            | ast.ListComp(elt=ast.Name(id=name), generators=[loop])
+        ):
+            test = loop.ifs[0] if len(loop.ifs) == 1 else None
+            is_plain = isinstance(loop.target, ast.Name) and loop.target.id == name == _asked_for(test)
+            return loop.iter.elts if is_plain and isinstance(loop.iter, (ast.List, ast.Tuple)) else None
+    return None
+
+
+def _asked_for(test: ast.expr | None) -> str | None:
+    """Return the variable of which a condition asks whether it is not None."""
+    match test:
+        case ast.Compare(left=ast.Name(id=name), ops=[ast.IsNot()], comparators=[ast.Constant(value=None)]):
+            return name
+    return None
 
 
 def _is_there(test: ast.expr, branch: UntakenBranch) -> bool:
     """Whether a condition asks whether a variable is not None, which held features in all recordings."""
-    match test:
-        case ast.Compare(left=ast.Name(id=name), ops=[ast.IsNot()], comparators=[ast.Constant(value=None)]):
-            return bool(_contents(name, branch))
-    return False
+    name = _asked_for(test)
+    contents = None if name is None else _contents(name, branch)
+    return bool(contents) and all(held.values for held in contents or ())
 
 
-def _is_alike(sequence: _Sequence, usual: _Contents, branch: UntakenBranch, stored: Mapping[str, Value]) -> bool:
-    """Whether a sequence begins with the items of every usual result, and goes on with its further items, if any."""
-    length = len(sequence.items)
-    if any(len(items) < length for items in usual) or not all(isinstance(item, ast.Name) for item in sequence.items):
-        return False
-    for position, item in enumerate(sequence.items):
-        if _contents(item.id, branch) != {(items[position],) for items in usual}:  # type: ignore[attr-defined]
-            return False
-    tails = frozenset(items[length:] for items in usual) - {()}
-    if len(sequence.rest) == 1 and _further_items(sequence.rest[0], branch) == tails:
-        return True
-    names = {name for part in sequence.rest for name in names_read(part)}
-    return not tails and not any(branch.values_of(n, stored) or branch.holds_unread(n, stored) for n in names)
+def _of_container(expr: ast.expr, branch: UntakenBranch) -> _Parts | None:
+    """Return a variable as a part, of which code that ran has read an attribute that no tensor has."""
+    if not isinstance(expr, ast.Name):
+        return None
+    reads = (n for n in nodes_of(branch.tree, ast.Attribute) if getattr(n.value, "id", None) == expr.id)
+    return _appended(expr, branch) if any(not hasattr(Tensor, r.attr) and branch.ran(r) for r in reads) else None
 
 
-def _further_items(part: ast.expr, branch: UntakenBranch) -> _Contents | None:
-    """Return the values in ``outputs[1:]``, where code that ran has picked ``outputs[0]``; None for anything else."""
-    match part:
+def _appended(expr: ast.expr, branch: UntakenBranch) -> _Parts | None:
+    """Return what is appended to a tuple: a container, or ``outputs[1:]``, where code that ran picks ``outputs[0]``."""
+    match expr:
+        case ast.Name(id=name):
+            contents = _contents(name, branch)
         case ast.Subscript(
             value=ast.Name(id=name), slice=ast.Slice(lower=ast.Constant(value=1), upper=None, step=None)
         ):
             contents = _contents(name, branch)
-            firsts = [
-                n.targets[0] for n in nodes_of(branch.tree, ast.Assign) if branch.ran(n) and _is_first(n.value, name)
-            ]
-            names = {first.id for first in firsts if isinstance(first, ast.Name)}
-            if any(_contents(first, branch) == frozenset(items[:1] for items in contents) for first in names):
-                return frozenset(items[1:] for items in contents) - {()}
-    return None
+            firsts = frozenset(_Contents(held.values[:1]) for held in contents or ())
+            if not any(_contents(first, branch) == firsts for first in _names_of_first(name, branch)):
+                return None
+            contents = frozenset(held._replace(values=held.values[1:]) for held in contents or ())
+        case _:
+            return None
+    return None if contents is None else _Parts((contents,), (expr,))
 
 
-def _is_first(value: ast.expr, name: str) -> bool:
-    match value:
-        case ast.Subscript(value=ast.Name(id=other), slice=ast.Constant(value=0)):
-            return other == name
-    return False
+def _names_of_first(name: str, branch: UntakenBranch) -> Iterator[str]:
+    """Yield the variables to which code that ran assigns the first item of a container."""
+    for node in nodes_of(branch.tree, ast.Assign):
+        match node:
+            case ast.Assign(
+                targets=[ast.Name(id=first)], value=ast.Subscript(value=ast.Name(id=other), slice=ast.Constant(value=0))
+            ) if other == name and branch.ran(node):
+                yield first
+
+
+def _are_alike(parts: _Parts, usual: Collection[_Contents]) -> bool:
+    """Whether every usual result holds what the parts held in a recording, and the parts held nothing else.
+
+    A recording whose result has nothing but tensors shows the order.
+    """
+    if math.prod(map(len, parts.contents)) > MOST_COMBINED_ITEMS or not any(held.in_order for held in usual):
+        return False
+    sums = set(itertools.product(*parts.contents))
+    in_parts = {index for contents in parts.contents for held in contents for index in held.values}
+    in_usual = {index for held in usual for index in held.values}
+    return in_parts <= in_usual and all(any(_is_sum(held, own) for own in sums) for held in usual)
+
+
+def _is_sum(whole: _Contents, parts: Sequence[_Contents]) -> bool:
+    values = tuple(index for part in parts for index in part.values)
+    if whole.in_order and all(part.in_order for part in parts):
+        return whole.values == values
+    return set(whole.values) == set(values)

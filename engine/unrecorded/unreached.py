@@ -177,7 +177,7 @@ class _UntakenBranches:
                 self._use_results(branch)
                 if branch.branch.skipped:
                     self._leave_out(branch)
-            alike = returned_alike(branch, self._runs.stored)
+            alike = returned_alike(branch)
             for name in branch.replaced(selecting=self._selects_alone(branch)) - alike:
                 self._touch(branch.values_of(name, self._runs.stored), Effect.USES, branch)
             self._touch(values_instead(branch, self._runs, self._dataflow), Effect.USES, branch)
@@ -287,7 +287,7 @@ class _UntakenBranches:
         used |= {name for name in values_read if name.endswith(" ")}  # parameters, by their names
         if self._selects_alone(branch):
             used -= branch.indexed_beside_channels()
-        passed = (branch.passed_through() | (used - branch.passed_on())) - returned_alike(branch, self._runs.stored)
+        passed = (branch.passed_through() | (used - branch.passed_on())) - returned_alike(branch)
         others = self._variables_of_other_calls(branch, values_read)
         return frozenset(self._reshaped_to_literals(branch) | passed | branch.branch.measured_names | others)
 
