@@ -96,6 +96,46 @@ def itself(self: Any, x: Tensor) -> Any:
     return h
 
 
+def filtered(self: Any, x: Tensor) -> Any:
+    """Leave out what is None."""
+    outputs = self.encoder(x)
+    h, inner = outputs[0], None
+    pooled = self.pooler(h)
+    if len(x) == 77:
+        return tuple(v for v in [h, pooled, inner] if v is not None)
+    return Output(last=h, pooled=pooled)
+
+
+def filtered_in_another_order(self: Any, x: Tensor) -> Any:
+    """Leave out what is None, of a list in another order."""
+    outputs = self.encoder(x)
+    h, inner = outputs[0], None
+    pooled = self.pooler(h)
+    if len(x) == 77:
+        return tuple(v for v in [inner, pooled, h] if v is not None)
+    return Output(last=h, pooled=pooled)
+
+
+def filtered_by_entries(self: Any, x: Tensor) -> Any:
+    """Leave out what has no positive entries."""
+    outputs = self.encoder(x)
+    h = outputs[0]
+    pooled = self.pooler(h)
+    if len(x) == 77:
+        return tuple(v for v in [h, pooled] if v.sum() > 0)
+    return Output(last=h, pooled=pooled)
+
+
+def changed(self: Any, x: Tensor) -> Any:
+    """Return other features than the usual ones in the second place."""
+    outputs = self.encoder(x)
+    h = outputs[0]
+    pooled = self.pooler(h)
+    if len(x) == 77:
+        return (h, h.flip(1)) + outputs[1:]
+    return Output(last=h, pooled=pooled)
+
+
 def both(self: Any, x: Tensor) -> Any:
     """Append the items of two containers."""
     one, two = self.encoder(x), self.decoder(x)
@@ -132,19 +172,11 @@ def summed(self: Any, x: Tensor) -> Any:
     return Output(last=h, pooled=pooled)
 
 
-@pytest.mark.parametrize(
-    "returned, free",
-    [
-        (appended, True),
-        (chosen, True),
-        (alone, True),
-        (both, True),
-        (itself, False),
-        (unseen, False),
-        (swapped, False),
-        (summed, False),
-    ],
-)
+FREE = [appended, chosen, alone, filtered, both]
+KEPT = [filtered_in_another_order, filtered_by_entries, changed, itself, unseen, swapped, summed]
+
+
+@pytest.mark.parametrize("returned, free", [*((f, True) for f in FREE), *((f, False) for f in KEPT)])
 def test_the_usual_items_in_their_order(returned: Any, free: bool) -> None:
     """Whatever calls the module picks the same features from either container."""
     groups = engine.dependency_groups(Net(returned), torch.zeros(2, 3))
