@@ -84,8 +84,7 @@ class Branch:
     @functools.cached_property
     def names(self) -> frozenset[str]:
         """Variables that it reads."""
-        changed = {n.target.id for n in self.syntax if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)}
-        return frozenset(name for node in self.nodes for name in names_read(node)) | changed | self.measured_names
+        return frozenset(name for node in self.nodes for name in names_read(node)) | self.measured_names
 
     @functools.cached_property
     def measured_names(self) -> frozenset[str]:
@@ -150,11 +149,14 @@ class Branch:
             values += [n.value for n in self.syntax if isinstance(n, ast.Return) and n.value is not None]
         return values
 
+    def replaces(self, name: str) -> bool:
+        """Whether it assigns something to a variable that it does not compute from the variable."""
+        return any(name not in names_read(value) for value in self.values_of(name))
+
     @functools.cached_property
     def returns(self) -> bool:
         """Whether the function returns another value if the branch runs."""
-        own = (n for n in (*self.syntax, self.statement) if isinstance(n, ast.Return))
-        return any(n.value is not None for n in own)
+        return any(isinstance(n, ast.Return) and n.value is not None for n in (*self.syntax, self.statement))
 
     @functools.cached_property
     def computes_nothing(self) -> bool:
@@ -163,9 +165,7 @@ class Branch:
             return True
         if self.skipped:
             return not (self.assigned or self.skips_results)
-        if self.is_condition:
-            return not self.assigned
-        return all(map(only_reports, self.nodes))
+        return not self.assigned if self.is_condition else all(map(only_reports, self.nodes))
 
 
 @dataclass(eq=False)

@@ -112,6 +112,8 @@ def items_in(value: ast.expr) -> Sequence[ast.expr]:
         [['a', '*b'], ['a', 'b'], ['f'], ['list(steps)'], [], ['steps']]
     """
     match value:
+        case ast.Subscript(slice=ast.Tuple(elts=index)) if any(isinstance(part, ast.Slice) for part in index):
+            return []  # a part of a tensor
         case ast.Subscript(value=inner) | ast.Starred(value=inner) | ast.NamedExpr(value=inner):
             return [inner]
         case ast.List(elts=elements) | ast.Tuple(elts=elements) | ast.Set(elts=elements):

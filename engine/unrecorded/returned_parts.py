@@ -70,8 +70,8 @@ def returned_alike(branch: UntakenBranch) -> frozenset[str]:
 
 
 def _contents(name: str, branch: UntakenBranch) -> frozenset[_Contents] | None:
-    """Return what a variable held; None if that cannot be told."""
-    observed = branch.seen.get(name, ())
+    """Return what a variable held; None if that cannot be told, or if the branch assigns something else to it."""
+    observed = () if name in branch.branch.assigned else branch.seen.get(name, ())
     if not observed or not {kind for kind, _ in observed} <= {"values", "inside", "none", "other"}:
         return None
     features = [(kind, values if kind in ("values", "inside") else ()) for kind, values in observed]

@@ -236,7 +236,8 @@ class UntakenBranch:
         """
         selected = self.indexed_beside_channels() if selecting else set()
         names = set(self.branch.assigned) | ({RESULT} if self.branch.returns else set())
-        recomputed = {name for name, effect in self.effects().items() if effect is not Effect.USES}
+        effects, replaces = self.effects().items(), self.branch.replaces
+        recomputed = {name for name, effect in effects if effect is not Effect.USES and not replaces(name)}
         return {name for name in names - recomputed if not self._follows_from_replaced(name, selected)}
 
     def _follows_from_replaced(self, name: str, selected: Collection[str]) -> bool:

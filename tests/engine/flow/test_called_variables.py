@@ -45,3 +45,11 @@ def test_a_variable_is_called_under_another_name() -> None:
     """What a call returns is not what is called."""
     tree = ast.parse("first, second = layers\ny = first(x)\nz = f(y)")
     assert is_called(tree, "layers") and not is_called(tree, "y") and not is_called(tree, "x")
+
+
+def test_a_part_of_a_tensor_holds_nothing_to_call() -> None:
+    """Two loops with the same variable: layers in one, their results in the other."""
+    tree = ast.parse(
+        "em = [e(x[:, i : i + 1]) * weights[:, i : i + 1] for i, e in enumerate(layers)]\ny = sum(e * e for e in em)"
+    )
+    assert is_called(tree, "layers") and not is_called(tree, "weights")

@@ -136,6 +136,17 @@ def changed(self: Any, x: Tensor) -> Any:
     return Output(last=h, pooled=pooled)
 
 
+def computed(self: Any, x: Tensor) -> Any:
+    """Compute other features under the same name."""
+    outputs = self.encoder(x)
+    h = outputs[0]
+    pooled = self.pooler(h)
+    if len(x) == 77:
+        h = self.decoder(x).last
+        return (h, pooled) + outputs[1:]
+    return Output(last=h, pooled=pooled)
+
+
 def both(self: Any, x: Tensor) -> Any:
     """Append the items of two containers."""
     one, two = self.encoder(x), self.decoder(x)
@@ -173,7 +184,7 @@ def summed(self: Any, x: Tensor) -> Any:
 
 
 FREE = [appended, chosen, alone, filtered, both]
-KEPT = [filtered_in_another_order, filtered_by_entries, changed, itself, unseen, swapped, summed]
+KEPT = [filtered_in_another_order, filtered_by_entries, changed, computed, itself, unseen, swapped, summed]
 
 
 @pytest.mark.parametrize("returned, free", [*((f, True) for f in FREE), *((f, False) for f in KEPT)])
