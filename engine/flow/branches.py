@@ -16,7 +16,7 @@ from engine.flow.skips import bodies_of_loops, other_operand, other_side_of
 from engine.source.anonymous import anonymous_function, is_anonymous
 from engine.source.bindings import Binding, bindings, bound_value
 from engine.source.function_text import syntax_of
-from engine.source.instructions import instructions, named_instructions, positions
+from engine.source.instructions import cached_by_identity, instructions, named_instructions, positions
 from engine.source.syntax import nodes_of
 
 __all__ = ["RESULT", "Branch", "FunctionBranches", "branches_of"]
@@ -387,7 +387,7 @@ class FunctionBranches:
                 yield from self._branches_in(child, goes_on or child is getattr(statement, "test", None))
 
 
-@functools.cache
+@cached_by_identity
 def branches_of(code: CodeType, always: bool = False) -> FunctionBranches | None:
     """Return the branches of a function, a lambda function or a comprehension; None without source.
 

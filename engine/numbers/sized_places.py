@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
-import functools
 import itertools
 from collections.abc import Collection
 from types import CodeType
+
+from engine.source.instructions import cached_by_identity
 
 __all__ = ["has_place", "is_at"]
 
@@ -42,7 +43,7 @@ def has_place(code: CodeType, places: Collection[str]) -> bool:
     return any(place in places for place in _places(code)) if places else False
 
 
-@functools.cache
+@cached_by_identity
 def _places(code: CodeType) -> tuple[str, ...]:
     lines = dict.fromkeys(line for _, _, line in code.co_lines() if line is not None)
     inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))

@@ -10,6 +10,7 @@ from types import CodeType
 from typing import Any
 
 from engine.source.function_text import edited_syntax, syntax_of_file, text_of
+from engine.source.instructions import cached_by_identity
 
 __all__ = ["ANY_ATTRIBUTE", "FileSyntax", "expression_at", "file_syntax", "is_literal", "operands_of", "parts_of"]
 
@@ -55,7 +56,7 @@ def _spans(code: CodeType) -> list[Span | None]:
     return [None if None in span else span for span in spans]  # type: ignore[misc]
 
 
-@functools.cache
+@cached_by_identity
 def file_syntax(code: CodeType) -> FileSyntax:
     """Return the syntax of the file of a function; empty without source."""
     whole, edited = _contents(text_of(code)), edited_syntax(code)

@@ -6,13 +6,50 @@ import bisect
 import dis
 import functools
 import inspect
+from collections.abc import Callable
 from types import CodeType
-from typing import Any
+from typing import Any, TypeVar
 
-__all__ = ["arguments_of", "has_while_loop", "instructions", "named_instructions", "positions"]
+__all__ = [
+    "arguments_of",
+    "cached_by_identity",
+    "has_while_loop",
+    "instructions",
+    "named_instructions",
+    "positions",
+]
+
+T = TypeVar("T")
 
 _ITERATES = {"FOR_ITER", "SEND", "GET_ANEXT"}
 """The instruction that a loop over an iterable jumps back to; any other loop may not end."""
+
+
+def cached_by_identity(function: Callable[..., T]) -> Callable[..., T]:
+    """Cache a function whose first argument is code.
+
+    Code of two files, or of a file that is loaded twice, is equal where its instructions, names and lines are, though
+    it belongs to other files and is another object in the recordings.
+
+    Args:
+        function: of code, and further hashable arguments.
+
+    Example:
+        >>> one, other = (compile("pass", file, "exec") for file in ("one.py", "other.py"))
+        >>> file_of = cached_by_identity(lambda code: code.co_filename)
+        >>> one == other, file_of(one), file_of(other)
+        (True, 'one.py', 'other.py')
+    """
+    results: dict[tuple[Any, ...], tuple[CodeType, T]] = {}  # with the code, so that no other one has its identity
+
+    @functools.wraps(function)
+    def cached(code: CodeType, *arguments: Any) -> T:
+        key = id(code), *arguments
+        if key not in results:
+            results[key] = code, function(code, *arguments)
+        return results[key][1]
+
+    return cached
 
 
 def arguments_of(code: CodeType) -> tuple[str, ...]:

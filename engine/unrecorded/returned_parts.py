@@ -18,11 +18,11 @@ from engine.flow.branches import RESULT
 from engine.flow.choices import is_plain_class
 from engine.flow.effects import names_read_only_by
 from engine.limits import MOST_COMBINED_ITEMS
-from engine.source.bindings import bindings
-from engine.source.syntax import nodes_of
+from engine.source.bindings import bindings, expressions_behind
+from engine.source.syntax import compares_with_none, nodes_of
 from engine.unrecorded.untaken import UntakenBranch
 
-__all__ = ["returned_alike"]
+__all__ = ["asks_about_result", "returned_alike"]
 
 
 class _Contents(NamedTuple):
@@ -67,6 +67,28 @@ def returned_alike(branch: UntakenBranch) -> frozenset[str]:
     if not all(own is not None and _are_alike(own, usual) for own in parts):
         return frozenset()
     return frozenset(names_read_only_by(branch.branch.syntax, syntax)) | {RESULT}
+
+
+def asks_about_result(branch: UntakenBranch, other: UntakenBranch) -> bool:
+    """Whether a condition reads what the usual result holds, other than to compare it with None.
+
+    It may ask for the type of the container: ``isinstance(outputs, tuple)``, ``hasattr(outputs, "hidden_states")``.
+
+    Args:
+        branch: code that did not run, and that returns the usual items in another container.
+        other: code whose condition may ask.
+    """
+    result = _values(RESULT, branch)
+    behind = [part for test in other.tests() for part in expressions_behind(test, other.tree, other.self_name)]
+    comparisons = (c for part in behind for c in nodes_of(part, ast.Compare) if compares_with_none(c))
+    compared = {node for comparison in comparisons for node in ast.walk(comparison)}
+    names = {node.id for part in behind for node in nodes_of(part, ast.Name) if node not in compared}
+    return any(not result.isdisjoint(_values(name, other)) for name in names)
+
+
+def _values(name: str, branch: UntakenBranch) -> set[int]:
+    observed = branch.seen.get(name, ())
+    return {value.index for kind, values in observed if kind in ("values", "inside") for value in values}
 
 
 def _contents(name: str, branch: UntakenBranch) -> frozenset[_Contents] | None:

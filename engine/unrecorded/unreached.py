@@ -41,7 +41,7 @@ from engine.unrecorded.optional_layers import values_around_optional_layers
 from engine.unrecorded.picked_items import use_values_picked_by_numbers
 from engine.unrecorded.removable_hooks import use_values_around_removable_hooks
 from engine.unrecorded.replaced_calls import assume_other_choices
-from engine.unrecorded.returned_parts import returned_alike
+from engine.unrecorded.returned_parts import asks_about_result, returned_alike
 from engine.unrecorded.settable_numbers import doubt_numbers_set_later, reads_attribute
 from engine.unrecorded.skipped_code import before_and_after, values_alike
 from engine.unrecorded.unread_functions import assume_nothing_of_unread_functions
@@ -112,10 +112,9 @@ class _UntakenBranches:
         self._runs, self._dataflow, self._idle, self._mutability = runs, dataflow, idle, mutability
         self._arguments, self._declared, self._assumptions = arguments, declared, assumptions
         self._places = {guard.place for guard in runs.guards if not reads_attribute(guard.expr, runs.set_later)}
-        self._files = source_files(runs.modules[""])
+        self._files, self._types_matter = source_files(runs.modules[""]), False
         self._open: dict[tuple[CodeType, str], list[UntakenBranch]] = {}
         self._names = {id(module): name for name, module in runs.modules.items()}
-        self._types_matter = False
         self.notes = BranchNotes()
         self._fixed: dict[tuple[Branch, str, bool], bool] = {}
         self._values_of_calls: dict[str, dict[int, Value]] = {}
@@ -129,9 +128,9 @@ class _UntakenBranches:
                 for branch in (*coverage.function.untaken(coverage.ran), *coverage.repeated())
                 if not branch.computes_nothing
             ]
-        self._open = {function: [] for function in by_function}
+        self._open, self._all = {function: [] for function in by_function}, sum(by_function.values(), [])
         self._find_open_branches(by_function)
-        if self._other_types_lead_elsewhere():
+        if self._other_types_lead_elsewhere() or any(map(self._returned_alike, self.open())):
             self._types_matter = True
             self._find_open_branches(by_function)
         for branch in (branch for branches in by_function.values() for branch in branches):
@@ -159,6 +158,10 @@ class _UntakenBranches:
         """Return the branches that other calls may run."""
         return [branch for branches in self._open.values() for branch in branches]
 
+    def _returned_alike(self, branch: UntakenBranch) -> frozenset[str]:
+        alike = returned_alike(branch)
+        return frozenset() if alike and any(asks_about_result(branch, b) for b in self._all) else alike
+
     def _untaken(self, branch: Branch, coverage: FunctionCoverage) -> UntakenBranch:
         return UntakenBranch(branch, coverage, self._runs.modules, self._names, self._dataflow)
 
@@ -177,8 +180,7 @@ class _UntakenBranches:
                 self._use_results(branch)
                 if branch.branch.skipped:
                     self._leave_out(branch)
-            alike = returned_alike(branch)
-            for name in branch.replaced(selecting=self._selects_alone(branch)) - alike:
+            for name in branch.replaced(self._selects_alone(branch)) - self._returned_alike(branch):
                 self._touch(branch.values_of(name, self._runs.stored), Effect.USES, branch)
             self._touch(values_instead(branch, self._runs, self._dataflow), Effect.USES, branch)
             self._assumptions.vary(parameters_instead(branch, self._runs))
@@ -287,7 +289,7 @@ class _UntakenBranches:
         used |= {name for name in values_read if name.endswith(" ")}  # parameters, by their names
         if self._selects_alone(branch):
             used -= branch.indexed_beside_channels()
-        passed = (branch.passed_through() | (used - branch.passed_on())) - returned_alike(branch)
+        passed = (branch.passed_through() | (used - branch.passed_on())) - self._returned_alike(branch)
         others = self._variables_of_other_calls(branch, values_read)
         return frozenset(self._reshaped_to_literals(branch) | passed | branch.branch.measured_names | others)
 

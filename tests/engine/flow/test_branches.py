@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
+import sys
+from pathlib import Path
 
+import torch
+
+import engine
 from engine.flow.branches import branches_of
 
 
@@ -56,3 +62,36 @@ def test_comprehensions_run_with_their_branch() -> None:
 def test_functions_without_branches() -> None:
     """There is nothing to watch."""
     assert branches_of((lambda x: x + 1).__code__) is None
+
+
+TEXT = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.other, self.head = nn.Linear(3, 4), nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        h, z = self.one(x).relu(), self.other(x).sigmoid()
+        if len(x) == 77:
+            h = z
+        return self.head(h) + self.head(z)
+"""
+
+
+def test_equal_code_of_two_files_and_of_a_file_that_is_loaded_twice(tmp_path: Path) -> None:
+    """Each network is analysed by the code that it runs."""
+    reasons = []
+    for name in ("first", "second", "second"):
+        path = tmp_path / f"{name}.py"
+        path.write_text(TEXT)
+        spec = importlib.util.spec_from_file_location(f"{name}_{len(reasons)}", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        groups = engine.dependency_groups(module.Net(), torch.zeros(2, 3))
+        reasons.append([group.reason is None for group in groups])
+    assert reasons[0] == reasons[1] == reasons[2] and not any(reasons[0])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.unrecorded import returned_parts
+from engine.unrecorded import returned_parts, unreached
 from tests.engine.traps.trap import Ablation, Trap, once
 
 __all__ = ["ABLATIONS", "TRAPS"]
@@ -120,20 +120,32 @@ class _Two(_Body):
 
 
 class _Net(nn.Module):
-    def __init__(self, body: Callable[[], nn.Module], last: bool) -> None:
+    def __init__(self, body: Callable[[], nn.Module]) -> None:
         super().__init__()
-        self.body, self.head, self.last = body(), nn.Linear(8, 2), last
+        self.body, self.head, self.other = body(), nn.Linear(8, 2), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.head(self.body(x)[0])
+
+
+class _Last(_Net):
+    def forward(self, x: Tensor) -> Any:
+        return self.head(self.body(x)[-1])
+
+
+class _Asks(_Net):
+    """Has a layer for tuples."""
 
     def forward(self, x: Tensor) -> Any:
         outputs = self.body(x)
-        return self.head(outputs[-1] if self.last else outputs[0])
+        return self.other(outputs[0]) if isinstance(outputs, tuple) else self.head(outputs[0])
 
 
-def _trap(name: str, body: type[_Body], *, last: bool = False, shrinks: bool = False) -> Trap:
+def _trap(name: str, body: type[_Body], net: type[_Net] = _Net, *, shrinks: bool = False) -> Trap:
     return Trap(
         name=name,
         source="transformers: `if not return_dict: return (sequence_output, pooled_output) + encoder_outputs[1:]`",
-        make=lambda: _Net(body, last),
+        make=lambda: net(body),
         example=lambda model: torch.zeros(4, 3, dtype=torch.float64),
         uses=[once(4, 3), once(77, 3)],
         shrinks=shrinks,
@@ -142,18 +154,23 @@ def _trap(name: str, body: type[_Body], *, last: bool = False, shrinks: bool = F
 
 TRAPS = [
     _trap("a tuple in place of an output", _Plain, shrinks=True),
-    _trap("the last item of a tuple in place of an output", _Plain, last=True, shrinks=True),
+    _trap("the last item of a tuple in place of an output", _Plain, _Last, shrinks=True),
     _trap("a tuple with an optional item in place of an output", _Chosen, shrinks=True),
     _trap("a tuple in another order in place of an output", _Swapped),
-    _trap("a tuple with fewer items in place of an output", _Fewer, last=True),
-    _trap("a tuple with more features in place of an output", _More, last=True),
+    _trap("a tuple with fewer items in place of an output", _Fewer, _Last),
+    _trap("a tuple with more features in place of an output", _More, _Last),
     _trap("a sum of features in place of an output", _Sum),
     _trap("two tuples in place of an output", _Two),
+    _trap("a layer for tuples in place of an output", _Plain, _Asks),
 ]
 
 
 def _order_does_not_count(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(returned_parts, "_is_alike", lambda *arguments: True)
+    patch.setattr(returned_parts, "_are_alike", lambda parts, usual: True)
+
+
+def _nobody_asks(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(unreached, "asks_about_result", lambda branch, other: False)
 
 
 ABLATIONS = [
@@ -161,5 +178,10 @@ ABLATIONS = [
         "items that are returned in another container are the usual ones, in their order",
         _order_does_not_count,
         "a tuple in another order in place of an output",
-    )
+    ),
+    Ablation(
+        "a condition may ask for the type of a result that is returned in another container",
+        _nobody_asks,
+        "a layer for tuples in place of an output",
+    ),
 ]

@@ -51,7 +51,8 @@ def test_both_class_trees_are_joined(tmp_path: Path) -> None:
         "lightning/__init__.py": "",
         "lightning/pytorch/__init__.py": "class Callback: pass\nclass LightningDataModule: pass\n"
         "class LightningModule:\n    def forward(self): pass\n",
-        "lightning/pytorch/callbacks.py": "from lightning.pytorch import Callback\n",
+        "lightning/pytorch/callbacks.py": "from lightning.pytorch import Callback\n"
+        "class StochasticWeightAveraging(Callback): pass\n",
         "lightning/fabric/__init__.py": "",
         "lightning/fabric/utilities/__init__.py": "",
         "lightning/fabric/utilities/exceptions.py": "class MisconfigurationException(Exception): pass\n",
