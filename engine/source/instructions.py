@@ -49,6 +49,7 @@ def cached_by_identity(function: Callable[..., T]) -> Callable[..., T]:
             results[key] = code, function(code, *arguments)
         return results[key][1]
 
+    vars(cached)["cache_clear"] = results.clear  # like that of `functools.cache`
     return cached
 
 
