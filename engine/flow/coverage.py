@@ -130,6 +130,7 @@ class CoverageTracer:
         self.unread: dict[tuple[CodeType, str], UnreadFunction] = {}
         self._unread_in_run: dict[tuple[CodeType, str], UnreadFunction] = {}
         self._unread = set[int]()  # identities of their code
+        self._first: dict[CodeType, CodeType] = {}  # of several functions with equal code, the one that ran first
         self._before_entries: frozenset[CodeType] | None = None
         self._this_run: dict[tuple[CodeType, str], FunctionCoverage] = {}
         self._is_watching, self._pauses = False, 0
@@ -264,8 +265,9 @@ class CoverageTracer:
         own = self.is_own(code.co_filename)
         if own:
             linecache.lazycache(code.co_filename, frame.f_globals)  # the text of what an archive or a package loads
-        function = branches_of(code, code is self._forward) if own else None
-        if own and not lines_of(code):
+        is_copy = self._first.setdefault(code, code) is not code  # equal code of another file, or of one loaded twice
+        function = branches_of(code, code is self._forward) if own and not is_copy else None
+        if own and (is_copy or not lines_of(code)):
             self._unread.add(id(code))
         if own:
             first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None

@@ -116,8 +116,9 @@ def stored_by_property(kind: Any, name: str) -> str | None:
     """
     function = attribute_code(kind, name)
     tree = None if function is None else syntax_of(function.__code__)
-    match [] if tree is None else [node for node in tree.body if not isinstance(node, ast.Expr)]:
-        case [ast.Return(value=ast.Attribute(value=ast.Name(id="self"), attr=stored))]:
+    body = [] if tree is None else tree.body[ast.get_docstring(tree) is not None :]
+    match body:
+        case [ast.Return(value=ast.Attribute(value=ast.Name(id="self"), attr=str(stored)))]:
             return stored
     return None
 

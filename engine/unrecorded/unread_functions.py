@@ -23,6 +23,8 @@ from engine.unrecorded.idle_modules import IdleModules
 
 __all__ = ["assume_nothing_of_unread_functions"]
 
+_UNREAD = "whose text Python does not keep, or whose code equals that of another file"
+
 
 def assume_nothing_of_unread_functions(
     runs: RecordedRuns, idle: IdleModules, mutability: Mutability, dataflow: Dataflow, assumptions: Assumptions
@@ -45,12 +47,12 @@ def assume_nothing_of_unread_functions(
         if computes and _may_differ(function, module if is_method else None, runs, idle, mutability):
             places[f"{code.co_name} ({shown_place(f'{code.co_filename}:{code.co_firstlineno}')})"] = None
             values = list(values_around(function.owner, runs.modules, dataflow))
-            assumptions.use(values, f"could be used by {code.co_name}, whose text Python does not keep")
+            assumptions.use(values, f"could be used by {code.co_name}, {_UNREAD}")
             assumptions.vary(values)
     if places:
         assumptions.notes.append(
-            "Functions whose text Python does not keep and which may do something else in other calls; around them all "
-            f"channels stay: {', '.join(places)}. Save the code in a file and import it."
+            f"Functions {_UNREAD}, and which may do something else in other calls; around them all channels stay: "
+            f"{', '.join(places)}. Save the code in a file of its own and import it."
         )
 
 

@@ -6,8 +6,10 @@ import ast
 import importlib.util
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
 import engine
 from engine.flow.branches import branches_of
@@ -81,17 +83,46 @@ class Net(nn.Module):
 """
 
 
+def imported(path: Path, name: str) -> Any:
+    """Load a file as a Python module of some name."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
 def test_equal_code_of_two_files_and_of_a_file_that_is_loaded_twice(tmp_path: Path) -> None:
     """Each network is analysed by the code that it runs."""
     reasons = []
     for name in ("first", "second", "second"):
         path = tmp_path / f"{name}.py"
         path.write_text(TEXT)
-        spec = importlib.util.spec_from_file_location(f"{name}_{len(reasons)}", path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-        groups = engine.dependency_groups(module.Net(), torch.zeros(2, 3))
-        reasons.append([group.reason is None for group in groups])
+        net = imported(path, f"{name}_{len(reasons)}").Net()
+        reasons.append([group.reason is None for group in engine.dependency_groups(net, torch.zeros(2, 3))])
     assert reasons[0] == reasons[1] == reasons[2] and not any(reasons[0])
+
+
+class Both(nn.Module):
+    """Calls two functions with equal code."""
+
+    def __init__(self, *choose: Any) -> None:
+        super().__init__()
+        self.layers, self.head, self.choose = nn.ModuleList(nn.Linear(3, 4) for _ in range(3)), nn.Linear(4, 2), choose
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """Add scores."""
+        a, b, c = (layer(x) for layer in self.layers)
+        return self.head(self.choose[0](a, b)) + self.head(self.choose[1](b, c))
+
+
+def test_equal_code_of_two_files_in_one_model(tmp_path: Path) -> None:
+    """What the second function does in other calls is not known."""
+    functions = []
+    for name in ("one", "other"):
+        path = tmp_path / f"{name}.py"
+        path.write_text("def choose(a, b):\n    if len(a) == 77:\n        a = b.flip(1)\n    return a\n")
+        functions.append(imported(path, f"equal_{name}").choose)
+    groups = engine.dependency_groups(Both(*functions), torch.zeros(2, 3))
+    assert not any(group.reason is None for group in groups)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor, nn
 
 from engine.flow.branches import Branch
-from tests.engine.traps.trap import Ablation, Trap, once
+from tests.engine.traps.trap import Ablation, at_other_length
 
 __all__ = ["ABLATIONS", "TRAPS"]
 
@@ -82,17 +82,11 @@ _FORMS = {
 }
 
 
-def _trap(name: str, chosen: Callable[[Any, Tensor, Tensor, Tensor], Tensor]) -> Trap:
-    return Trap(
-        name=f"a variable that gets other features {name}",
-        source="schedules for large inputs: `if n > limit: h = h * scale; h = cheap`",
-        make=lambda: _Net(chosen),
-        example=lambda model: torch.zeros(4, 3, dtype=torch.float64),
-        uses=[once(4, 3), once(77, 3)],
-    )
-
-
-TRAPS = [_trap(name, chosen) for name, chosen in _FORMS.items()]
+_SOURCE = "schedules for large inputs: `if n > limit: h = h * scale; h = cheap`"
+TRAPS = [
+    at_other_length(f"a variable that gets other features {name}", _SOURCE, functools.partial(_Net, chosen))
+    for name, chosen in _FORMS.items()
+]
 
 
 def _assignments_do_not_count(patch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,11 @@ import functools
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor, nn
 
 from engine.flow import argument_flow
 from engine.unrecorded import chosen_numbers
-from tests.engine.traps.trap import Ablation, Trap, once
+from tests.engine.traps.trap import Ablation, Trap, at_other_length
 
 __all__ = ["ABLATIONS", "TRAPS"]
 
@@ -127,14 +126,9 @@ class _OfCalled(_Net):
 
 
 def _trap(name: str, kind: type[_Net], inside: bool) -> Trap:
-    return Trap(
-        name=f"{name}, {'in place' if inside else 'in a module without ops'}",
-        source="configurations and schedules in objects: the level follows from the length",
-        make=functools.partial(kind, inside),
-        example=lambda model: torch.zeros(4, 3, dtype=torch.float64),
-        uses=[once(4, 3), once(77, 3)],
-        seeds=(1,),
-    )
+    where = "in place" if inside else "in a module without ops"
+    source = "configurations and schedules in objects: the level follows from the length"
+    return at_other_length(f"{name}, {where}", source, functools.partial(kind, inside), seeds=(1,))
 
 
 _KINDS = {

@@ -7,16 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor, nn
 
 from engine.unrecorded import returned_parts, unreached
-from tests.engine.traps.trap import Ablation, Trap, once
+from tests.engine.traps.trap import Ablation, Trap, at_other_length
 
-__all__ = ["ABLATIONS", "TRAPS"]
+__all__ = ["ABLATIONS", "TRAPS", "Output"]
 
 
-class _Output(OrderedDict[str, Any]):
+class Output(OrderedDict[str, Any]):
     """Items by name or by position, as transformers returns them."""
 
     def __getitem__(self, key: Any) -> Any:
@@ -24,6 +23,7 @@ class _Output(OrderedDict[str, Any]):
 
     @property
     def last(self) -> Any:
+        """The last features."""
         return self["last"]
 
 
@@ -32,10 +32,10 @@ class _Encoder(nn.Module):
         super().__init__()
         self.first, self.second = nn.Linear(3, 8), nn.Linear(8, 8)
 
-    def forward(self, x: Tensor, inner: bool) -> _Output:
+    def forward(self, x: Tensor, inner: bool) -> Output:
         h = self.first(x).relu()
         last = self.second(h).relu()
-        return _Output(last=last, inner=h) if inner else _Output(last=last)
+        return Output(last=last, inner=h) if inner else Output(last=last)
 
 
 class _Body(nn.Module):
@@ -55,7 +55,7 @@ class _Plain(_Body):
         pooled = self.pooler(h).tanh()
         if len(x) == 77:
             return (h, pooled) + outputs[1:]
-        return _Output(last=h, pooled=pooled)
+        return Output(last=h, pooled=pooled)
 
 
 class _Chosen(_Body):
@@ -66,7 +66,7 @@ class _Chosen(_Body):
         if len(x) == 77:
             head = (h, pooled) if pooled is not None else (h,)
             return head + outputs[1:]
-        return _Output(last=h, pooled=pooled)
+        return Output(last=h, pooled=pooled)
 
 
 class _Swapped(_Body):
@@ -76,7 +76,7 @@ class _Swapped(_Body):
         pooled = self.pooler(h).tanh()
         if len(x) == 77:
             return (pooled, h) + outputs[1:]
-        return _Output(last=h, pooled=pooled)
+        return Output(last=h, pooled=pooled)
 
 
 class _Fewer(_Body):
@@ -86,7 +86,7 @@ class _Fewer(_Body):
         pooled = self.pooler(h).tanh()
         if len(x) == 77:
             return (h,) + outputs[:1]
-        return _Output(last=h, pooled=pooled)
+        return Output(last=h, pooled=pooled)
 
 
 class _More(_Plain):
@@ -102,7 +102,7 @@ class _Sum(_Body):
         pooled = self.pooler(h).tanh()
         if len(x) == 77:
             return h + pooled
-        return _Output(last=h, pooled=pooled)
+        return Output(last=h, pooled=pooled)
 
 
 class _Two(_Body):
@@ -116,7 +116,7 @@ class _Two(_Body):
         one, two = self.encoder(x, self.inner), self.decoder(x, self.inner)
         if len(x) == 77:
             return (*one.values(), *two.values()) if self.inner else tuple(one.values()) + tuple(two.values())
-        return _Output(last=one.last, pooled=two.last)
+        return Output(last=one.last, pooled=two.last)
 
 
 class _Net(nn.Module):
@@ -142,16 +142,10 @@ class _Asks(_Net):
 
 
 def _trap(name: str, body: type[_Body], net: type[_Net] = _Net, *, shrinks: bool = False) -> Trap:
-    return Trap(
-        name=name,
-        source="transformers: `if not return_dict: return (sequence_output, pooled_output) + encoder_outputs[1:]`",
-        make=lambda: net(body),
-        example=lambda model: torch.zeros(4, 3, dtype=torch.float64),
-        uses=[once(4, 3), once(77, 3)],
-        shrinks=shrinks,
-    )
+    return at_other_length(name, _SOURCE, lambda: net(body), shrinks=shrinks)
 
 
+_SOURCE = "transformers: `if not return_dict: return (sequence_output, pooled_output) + encoder_outputs[1:]`"
 TRAPS = [
     _trap("a tuple in place of an output", _Plain, shrinks=True),
     _trap("the last item of a tuple in place of an output", _Plain, _Last, shrinks=True),

@@ -44,6 +44,17 @@ def once(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float64) -> Use:
     return use
 
 
+def at_other_length(name: str, source: str, make: Callable[[], nn.Module], **options: Any) -> Trap:
+    """Return a trap whose code does something else for 77 rows: the example has four of three entries.
+
+    Args:
+        name, source, make: as for `Trap`.
+        options: further attributes of it.
+    """
+    uses = [once(4, 3), once(77, 3)]
+    return Trap(name, source, make, lambda model: torch.zeros(4, 3, dtype=torch.float64), uses, **options)
+
+
 def not_contiguous(*shape: int) -> Use:
     """Return a use that calls the network once, in eval mode, on noise of a shape in another memory order."""
 

@@ -9,19 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import engine
-
-
-class Output(dict[str, Any]):
-    """Items by name or by position."""
-
-    def __getitem__(self, key: Any) -> Any:
-        """Return an item, or several."""
-        return super().__getitem__(key) if isinstance(key, str) else tuple(self.values())[key]
-
-    @property
-    def last(self) -> Any:
-        """The last features."""
-        return self["last"]
+from tests.engine.traps.returned import Output
 
 
 class Encoder(nn.Module):
